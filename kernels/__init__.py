@@ -1,0 +1,53 @@
+"""The op table of one device. `load(device)` returns it; an op's contract stands in its own folder.
+
+Shape letters used in every contract: T fed tokens of a step, R rows that sample, H hidden width, Q query heads,
+K key/value heads, D head width, F MLP width, V vocabulary (head rows), N KV blocks, B tokens per block,
+I work items, O linear outputs.
+"""
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .attention import AttentionItems, Masking
+    from .sampling import Filters, Penalties
+
+
+class Kernels(Protocol):
+    """The ops the engine calls. All tensors live on the table's device; outputs are new unless said otherwise."""
+
+    def rms_norm(self, x: "Tensor", weight: "Tensor", epsilon: float) -> "Tensor": ...
+
+    def rotary(self, query: "Tensor", key: "Tensor", cos: "Tensor", sin: "Tensor") -> "tuple[Tensor, Tensor]": ...
+
+    def swiglu(self, gate_up: "Tensor") -> "Tensor": ...
+
+    def linear(self, x: "Tensor", weight: "Tensor", bias: "Tensor | None") -> "Tensor": ...
+
+    def write_kv(
+        self, key: "Tensor", value: "Tensor", slots: "Tensor", key_pages: "Tensor", value_pages: "Tensor"
+    ) -> None: ...
+
+    def plan_attention(self, items: "AttentionItems", block_size: int) -> Any:
+        """What `attention` needs to know about a step, laid out for this device; made once, used by every layer."""
+
+    def attention(
+        self, query: "Tensor", key_pages: "Tensor", value_pages: "Tensor", plan: Any, masking: "Masking"
+    ) -> "Tensor": ...
+
+    def penalise(self, logits: "Tensor", penalties: "Penalties") -> "Tensor": ...
+
+    def sample(self, logits: "Tensor", filters: "Filters") -> "Tensor": ...
+
+    def logprobs(self, logits: "Tensor", tokens: "Tensor", top: int) -> "tuple[Tensor, Tensor, Tensor]": ...
+
+
+def load(device: str) -> Kernels:
+    """The table for a torch device string. Raises ValueError naming the device when it has none."""
+    from .tables import TABLES
+
+    kind = device.split(":")[0]
+    if kind not in TABLES:
+        raise ValueError(f"device {device!r}: no kernels for it (there are: {', '.join(TABLES)})")
+    return TABLES[kind]()

@@ -1,0 +1,49 @@
+"""Paged attention over work items: the contract.
+
+A work item is a run of cached keys together with the queries that may see them. A prefix shared by many sequences is
+one item read once for all of them; a sequence's own suffix is another. A query appears in one or more items; its
+partial results are merged by log-sum-exp in float32, which is exact.
+
+    out[t] = softmax over all keys j of t's items with  j <= p(t)  and  j > p(t) - window   of  scale * q[t].k[j]
+
+query        [T, Q, D]      compute dtype, position encoding applied
+key_pages    [K, N, B, D]   physical block n holds B consecutive tokens; Q is a multiple of K
+value_pages  [K, N, B, D]
+out          [T, Q, D]      dtype of query
+
+Keys of all fed tokens are written to the pages before attention runs. An item may be masked out whole for a query
+(outside its window); every query sees at least its own key. Scores and softmax are float32.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionItems:
+    """The work items of one step in CSR form, on the host. Item i covers key positions start[i] .. start[i]+length[i],
+
+    held in blocks[block_offset[i] : block_offset[i+1]] (the first key at slot 0 of the first block), for the queries
+    queries[query_offset[i] : query_offset[i+1]] (row numbers of the step, ascending positions inside a sequence).
+    """
+
+    start: Ints  # [I] position of the first key in its sequence, a multiple of B
+    length: Ints  # [I] keys
+    block_offset: Ints  # [I+1]
+    blocks: Ints  # [block_offset[I]]
+    query_offset: Ints  # [I+1]
+    queries: Ints  # [query_offset[I]]
+    positions: Ints  # [T] position of every query in its sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Masking:
+    """What a layer does to the scores beyond causality."""
+
+    scale: float
+    window: int | None = None  # a query sees this many keys, itself included; None: all
+    softcap: float | None = None  # scores become softcap * tanh(scores / softcap), before the mask
