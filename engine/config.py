@@ -1,0 +1,180 @@
+"""The model, generation and engine sections of a job file, checked value by value.
+
+Knows which values are legal and which are not there yet; loads no torch, opens no file.
+"""
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from .generation import resolve_generation
+
+PerRowKey = Literal[
+    "max_tokens",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "stop",
+    "seed",
+]
+
+_SIZE_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?", re.IGNORECASE)
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+_SMALLEST_MEMORY = 2**10  # a number between 1 and this is neither a share nor a sensible count of bytes
+
+
+class Section(BaseModel):
+    """A part of the job file: unknown keys, coerced types, NaN and later changes are refused.
+
+    A validator that speaks about one key starts its message with the key and a colon.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class ModelSettings(Section):
+    """Which model to run, and in which number format."""
+
+    path: str = Field(min_length=1, description="Hub id, local directory or local .gguf file")
+    revision: str | None = Field(None, description="branch, tag or commit, for a Hub id")
+    tokenizer: str | None = Field(None, description="path or Hub id; default: the model's own")
+    chat_template: str | None = Field(None, description="a .jinja file that replaces the model's chat template")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="number format of computation")
+    weights: Literal["auto", "native", "int8", "int4", "fp8"] = Field("auto", description="number format of weights")
+
+    @field_validator("weights")
+    @classmethod
+    def _weights_exist(cls, value: str) -> str:
+        return _refuse_later(value, ("int8", "int4", "fp8"), "use auto or native")
+
+
+class GenerationSettings(Section):
+    """How answers are sampled. null: the model's generation_config.json decides, then the neutral value."""
+
+    max_tokens: int = Field(256, description="most tokens of an answer")
+    min_tokens: int = Field(0, description="fewest tokens before an answer may end")
+    temperature: float | None = Field(None, description="0 is greedy; neutral: 1.0")
+    top_p: float | None = Field(None, description="smallest set of tokens with this probability; neutral: 1.0")
+    top_k: int | None = Field(None, description="this many most likely tokens; 0, neutral: all")
+    min_p: float | None = Field(None, description="at least this share of the most likely token; neutral: 0")
+    repetition_penalty: float | None = Field(None, description="on tokens of prompt and answer; neutral: 1.0")
+    presence_penalty: float | None = Field(None, description="once per token of the answer; neutral: 0")
+    frequency_penalty: float | None = Field(None, description="per occurrence in the answer; neutral: 0")
+    n: int = Field(1, description="completions per row")
+    seed: int = Field(0, description="start of all noise")
+    stop: Annotated[tuple[str, ...], Field(strict=False)] = Field((), description="strings that end an answer")
+    stop_token_ids: Annotated[tuple[int, ...], Field(strict=False)] = Field((), description="tokens that end an answer")
+    include_stop: bool = Field(False, description="keep the stop string in the text")
+    ignore_eos: bool = Field(False, description="go on to max_tokens")
+    logprobs: int | None = Field(None, description="k: log-probabilities of each token and the k most likely ones")
+    choices: Annotated[tuple[str, ...], Field(strict=False)] | None = Field(None, description="the legal answers")
+    regex: str | None = Field(None, description="a regular expression the answer matches")
+    json_schema: dict[str, Any] | str | None = Field(None, description="a JSON Schema, or the path of a .json")
+    grammar: str | None = Field(None, description="a Lark grammar")
+    per_row: dict[PerRowKey, str] = Field({}, description="{key: column}: columns that override a key per row")
+
+    @model_validator(mode="after")
+    def _in_range(self) -> Self:
+        resolve_generation(self, {})
+        return self
+
+    @model_validator(mode="after")
+    def _grammar_exists(self) -> Self:
+        given = [name for name in ("choices", "regex", "json_schema", "grammar") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{given[1]}: cannot stand beside {given[0]}, keep one of them")
+        if given:
+            raise ValueError(f"{given[0]}: structured output is not available yet, remove the key")
+        return self
+
+
+class DraftSpeculation(Section):
+    """A smaller model drafts tokens."""
+
+    kind: Literal["draft"]
+    model: str
+    tokens: int = 4
+
+
+class MedusaSpeculation(Section):
+    """Extra heads draft tokens."""
+
+    kind: Literal["medusa"]
+    path: str
+
+
+class EngineSettings(Section):
+    """How the machine is used. Nothing here changes what the answers are meant to be."""
+
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+    memory: Literal["auto"] | int | float | str = Field(
+        "auto", description='KV cache: auto, bytes ("8GiB"), or a share of what is free (0.9)'
+    )
+    kv_cache: Literal["auto", "float32", "bfloat16", "fp8", "int8", "int4"] = Field(
+        "auto", description="number format of keys and values"
+    )
+    block_size: int = Field(16, ge=1, le=1024, description="tokens per KV block")
+    max_batch_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = Field("auto", description="tokens fed per step")
+    max_sequences: Annotated[int, Field(ge=1)] | Literal["auto"] = Field("auto", description="rows computed at once")
+    prefix_sharing: bool = Field(True, description="compute a prefix that rows share once")
+    speculation: (
+        Literal["auto", "off", "ngram", "suffix", "layer_skip"] | DraftSpeculation | MedusaSpeculation
+    ) = Field("auto", description="drafting of several tokens per step")
+
+    @field_validator("device")
+    @classmethod
+    def _device_is_known(cls, value: str) -> str:
+        if not _DEVICE.fullmatch(value):
+            raise ValueError(f"must be auto, cpu, cuda or cuda:N, got {value!r}")
+        return value
+
+    @field_validator("memory")
+    @classmethod
+    def _memory_is_a_size(cls, value: int | float | str) -> int | float | str:
+        parse_memory(value)
+        return value
+
+    @field_validator("kv_cache")
+    @classmethod
+    def _kv_cache_exists(cls, value: str) -> str:
+        return _refuse_later(value, ("fp8", "int8", "int4"), "use auto, float32 or bfloat16")
+
+    @field_validator("speculation")
+    @classmethod
+    def _speculation_exists(cls, value: Any) -> Any:
+        kind = value if isinstance(value, str) else value.kind
+        _refuse_later(kind, ("ngram", "suffix", "layer_skip", "draft", "medusa"), "use auto or off")
+        return value
+
+
+def parse_memory(value: int | float | str) -> int | float | None:
+    """Bytes (int) or a share of the free memory (float in (0, 1]); None for "auto". Raises ValueError."""
+    if value == "auto":
+        return None
+    if isinstance(value, str):
+        match = _SIZE.fullmatch(value.strip())
+        if match is None:
+            raise ValueError(f'must be auto, a size like "8GiB" or a share like 0.9, got {value!r}')
+        return _bytes(int(float(match[1]) * _SIZE_UNITS[(match[2] or "").upper()]), value)
+    if 0 < value <= 1:
+        return float(value)
+    return _bytes(int(value), value)
+
+
+def _bytes(count: int, written: object) -> int:
+    if count < _SMALLEST_MEMORY:
+        raise ValueError(f'must be auto, a size like "8GiB" or a share between 0 and 1, got {written!r}')
+    return count
+
+
+def _refuse_later(value: str, later: tuple[str, ...], cure: str) -> str:
+    if value in later:
+        raise ValueError(f"{value} is not available yet, {cure}")
+    return value

@@ -1,0 +1,179 @@
+"""The command line: words in, exit code out, every error one line.
+
+Knows the commands and their options; each command imports what it needs when it is called, so that most never load torch.
+"""
+
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from .errors import JobError, UsageError
+
+_JOB = click.argument("job_path", metavar="JOB", type=click.Path(path_type=Path))
+
+
+def _debug(function: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--debug", is_flag=True, expose_value=False, callback=_remember_debug, help="Show the traceback of an error."
+    )(function)
+
+
+def _remember_debug(context: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        context.find_root().obj["debug"] = True
+
+
+def _set(function: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--set",
+        "assignments",
+        metavar="KEY=VALUE",
+        multiple=True,
+        help="Replace a value of the job file, like generation.max_tokens=32. May be repeated.",
+    )(function)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="batchgen")
+@_debug
+def cli() -> None:
+    """Run a language model over every row of a data set.
+
+    A job file (YAML) names the model, the input, the prompt and the output. Start with `batchgen check JOB`,
+    look at a few answers with `batchgen preview JOB`, then `batchgen run JOB`. A run that was stopped or killed
+    continues when the same command is given again.
+    """
+
+
+@cli.command()
+@_JOB
+@_set
+@click.option("--limit", type=click.IntRange(min=1), help="Take only the first N rows of the input.")
+@click.option("--deadline", metavar="TIME", help="Stop cleanly at a time (06:00) or after a while (90s, 30m, 2h); exit 4.")
+@click.option("--fresh", is_flag=True, help="Throw the earlier output away and start over.")
+@click.option("--yes", is_flag=True, help="Do not ask before --fresh throws something away.")
+@click.option("--retry", metavar="OUTCOMES", help="Ask again the rows that ended so: errors, length or both, with a comma.")
+@click.option("--quiet", is_flag=True, help="No progress, only errors.")
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", help="Form of the lines on stderr.")
+@_debug
+def run(job_path: Path, assignments: tuple[str, ...], **options: Any) -> int:
+    """Run a job to its end, or go on where it was stopped.
+
+    \b
+    Exit codes: 0 done, 1 failed, 2 bad job file or other job's output, 3 more failed rows than
+    run.max_failures, 4 deadline, 75 another run holds the output, 130/143 interrupted/terminated.
+    """
+    from .command_run import run_command
+
+    return run_command(_load(job_path, assignments), **options)
+
+
+@cli.command()
+@_JOB
+@_set
+@_debug
+def check(job_path: Path, assignments: tuple[str, ...]) -> int:
+    """Check a job file without loading the model: keys, types, files, columns, output."""
+    from .check import check_job
+
+    for line in check_job(_load(job_path, assignments)):
+        click.echo(line)
+    return 0
+
+
+@cli.command()
+@_JOB
+@_set
+@_debug
+def plan(job_path: Path, assignments: tuple[str, ...]) -> int:
+    """Tokenise the input and tell what a run would do: tokens, shared prefixes, time. Loads no weights."""
+    from .command_plan import plan_job
+
+    for line in plan_job(_load(job_path, assignments)):
+        click.echo(line)
+    return 0
+
+
+@cli.command()
+@_JOB
+@click.option("-n", "count", type=click.IntRange(min=1), default=5, show_default=True, help="Number of rows.")
+@_set
+@_debug
+def preview(job_path: Path, count: int, assignments: tuple[str, ...]) -> int:
+    """Show the first prompts and their answers. Writes nothing."""
+    from .command_preview import preview_job
+
+    for line in preview_job(_load(job_path, assignments), count):
+        click.echo(line)
+    return 0
+
+
+@cli.command()
+@click.argument("output", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of lines for people.")
+@_debug
+def status(output: Path, as_json: bool) -> int:
+    """Tell how far the job of an output directory is, and whether a run is alive."""
+    from .status import describe_status, read_status
+
+    found = read_status(output)
+    click.echo(found.to_json() if as_json else "\n".join(describe_status(found)))
+    return 0
+
+
+@cli.command()
+def schema() -> int:
+    """Print the JSON Schema of the job file, for editors."""
+    import json
+
+    from .job import Job
+
+    click.echo(json.dumps(Job.model_json_schema(), indent=2))
+    return 0
+
+
+def _load(path: Path, assignments: Sequence[str]) -> Any:
+    from .document import parse_assignments
+    from .job import Job
+
+    return Job.load(path, parse_assignments(assignments))
+
+
+def invoke(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code; errors become one line on stderr."""
+    state: dict[str, Any] = {}
+    try:
+        result = cli.main(args=arguments, prog_name="batchgen", standalone_mode=False, obj=state)
+        return int(result or 0)
+    except (click.Abort, KeyboardInterrupt):
+        return _fail("interrupted", 130, state)
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else "batchgen"
+        return _fail(f"{command}: {error.format_message()} (see {command} --help)", 2, state)
+    except click.ClickException as error:
+        return _fail(error.format_message(), 2, state)
+    except JobError as error:
+        return _fail(str(error), error.exit_code, state)
+    except Exception as error:
+        from .failure import explain_failure
+
+        return _fail(*explain_failure(error), state)
+
+
+def _fail(message: str, exit_code: int, state: dict[str, Any]) -> int:
+    if state.get("debug"):
+        traceback.print_exc()
+    click.echo(" ".join(message.split()), err=True)
+    return exit_code
+
+
+def main() -> NoReturn:
+    """Entry of the `batchgen` console script."""
+    sys.exit(invoke())
+
+
+__all__ = ["UsageError", "cli", "invoke", "main"]

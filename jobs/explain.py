@@ -1,0 +1,123 @@
+"""Turns what pydantic found wrong with a job file into one line for its author.
+
+Knows the form of the message and the wording of each kind of error, not the settings themselves.
+"""
+
+import difflib
+import re
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+_KEYED = re.compile(r"([a-z][a-z0-9_]*): (.*)", re.DOTALL)
+_TYPES = {
+    "int_type": "an integer",
+    "float_type": "a number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "none_required": "null",
+    "finite_number": "a finite number",
+}
+
+
+def explain(error: ValidationError, document: Mapping[str, Any], model: type[BaseModel]) -> str:
+    """`generation.temprature: unknown key, did you mean temperature?` for the first problem found."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for item in error.errors(include_url=False):
+        found.setdefault(_path(item, document), []).append(dict(item))
+    path, items = next(iter(found.items()))
+    return f"{path}: {_reason(items, model)}" if path else _reason(items, model)
+
+
+def _path(item: Mapping[str, Any], document: Any) -> str:
+    """The place in the document, without the branches of unions that pydantic adds to it."""
+    path, node = "", document
+    location = item["loc"]
+    for index, key in enumerate(location):
+        last = index == len(location) - 1
+        if isinstance(node, Mapping) and (key in node or (last and item["type"] == "missing")):
+            path, node = f"{path}.{key}" if path else str(key), node.get(key)
+        elif isinstance(node, Sequence) and not isinstance(node, str) and isinstance(key, int) and key < len(node):
+            path, node = f"{path}[{key}]", node[key]
+    keyed = _keyed(item)
+    return path if keyed is None else f"{path}.{keyed[0]}".lstrip(".")
+
+
+def _keyed(item: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Key and message of a validator that speaks about one key of its section."""
+    if item["type"] != "value_error":
+        return None
+    match = _KEYED.fullmatch(str(item["ctx"]["error"]))
+    return (match[1], match[2]) if match and isinstance(item["input"], (Mapping, BaseModel)) else None
+
+
+def _reason(items: list[dict[str, Any]], model: type[BaseModel]) -> str:
+    first = items[0]
+    if first["type"] == "extra_forbidden":
+        return _unknown(str(first["loc"][-1]), _known_keys(model, first["loc"][:-1]))
+    if first["type"] == "missing":
+        return "is missing"
+    for item in items:
+        if item["type"] == "value_error":
+            keyed = _keyed(item)
+            return keyed[1] if keyed else str(item["ctx"]["error"])
+    if first["loc"] and first["loc"][-1] == "[key]":
+        return f"must be one of {_expected(first)}"
+    wanted = [_expected(item) for item in items]
+    if any(text is None for text in wanted):
+        return _plain(first)
+    return f"must be {_either([text for text in wanted if text])}, got {_short(first['input'])}"
+
+
+def _expected(item: Mapping[str, Any]) -> str | None:
+    if item["type"] == "literal_error":
+        return str(item["ctx"]["expected"]).replace("'", "")
+    return _TYPES.get(item["type"])
+
+
+def _plain(item: Mapping[str, Any]) -> str:
+    message = re.sub(r"^(Input|Value|String|Tuple|List|Dictionary) should", "must", item["msg"])
+    return f"{message[0].lower()}{message[1:]}, got {_short(item['input'])}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value) if not isinstance(value, bool) and value is not None else {True: "true", False: "false"}.get(value, "null")
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _either(parts: list[str]) -> str:
+    unique = list(dict.fromkeys(parts))
+    return " or ".join(unique)
+
+
+def _unknown(key: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    return f"unknown key, did you mean {close[0]}?" if close else f"unknown key, known are {', '.join(known)}"
+
+
+def _known_keys(model: type[BaseModel], location: Sequence[Any]) -> list[str]:
+    candidates = [model]
+    for key in location:
+        candidates = [inner for candidate in candidates for inner in _step(candidate, key)] or candidates
+    return [name for candidate in candidates for name in candidate.model_fields]
+
+
+def _step(model: type[BaseModel], key: Any) -> list[type[BaseModel]]:
+    if isinstance(key, str) and key == model.__name__:
+        return [model]
+    if not isinstance(key, str) or key not in model.model_fields:
+        return []
+    return _models_in(model.model_fields[key].annotation)
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for inner in typing.get_args(annotation) for model in _models_in(inner)]

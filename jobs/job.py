@@ -1,0 +1,145 @@
+"""The job file as one frozen record; each section is defined by the part of the program that uses it.
+
+Knows how a file becomes a `Job`; does not open inputs, models or outputs.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, PrivateAttr, ValidationError, field_validator
+
+from batchgen.engine.config import EngineSettings, GenerationSettings, ModelSettings, Section
+from batchgen.pipeline.config import InputSettings, OutputSettings, PromptSettings
+
+from .document import expand_variables, override, read_document
+from .errors import UsageError
+from .explain import explain
+from .times import parse_deadline
+
+_PERCENT = re.compile(r"\d+(\.\d+)?%")
+
+
+class RunSettings(Section):
+    """When a run stops and what it tells about itself."""
+
+    max_failures: int | str | None = Field(None, description='failed rows that still count as success: 10 or "1%"')
+    deadline: str | None = Field(None, description="HH:MM local time, or a duration like 90s, 30m, 2h")
+    checkpoint_seconds: float = Field(30, gt=0, le=86400, description="most work a kill can lose")
+    retries: int = Field(0, ge=0, description="times a row that failed to parse or hit max_tokens is asked again")
+    metrics_file: str | None = Field(None, min_length=1, description="Prometheus text file, rewritten while running")
+    on_finish: str | None = Field(None, description="command or webhook URL that receives the manifest")
+    price_per_hour: float | None = Field(None, ge=0, description="turns device time into cost")
+
+    @field_validator("max_failures")
+    @classmethod
+    def _failures_are_a_count(cls, value: int | str | None) -> int | str | None:
+        text = isinstance(value, str)
+        if (text and not _PERCENT.fullmatch(str(value))) or (not text and value is not None and int(value) < 0):
+            raise ValueError(f'must be a count like 10 or a share like "1%", got {value!r}')
+        return value
+
+    @field_validator("deadline")
+    @classmethod
+    def _deadline_is_a_time(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_deadline(value)
+        return value
+
+    @field_validator("retries")
+    @classmethod
+    def _no_retries_yet(cls, value: int) -> int:
+        if value:
+            raise ValueError("asking again within a run is not available yet, use 0 and `batchgen run --retry length`")
+        return value
+
+    @field_validator("on_finish")
+    @classmethod
+    def _no_hook_yet(cls, value: str | None) -> str | None:
+        if value is not None:
+            raise ValueError("the completion hook is not available yet, remove the key")
+        return value
+
+    def allowed_failures(self, num_rows: int) -> int | None:
+        """How many of `num_rows` rows may fail; None: all of them."""
+        if isinstance(self.max_failures, str):
+            return int(float(self.max_failures[:-1]) * num_rows / 100)
+        return self.max_failures
+
+
+class Job(Section):
+    """Everything a run needs to know. Relative paths in it are relative to `base`."""
+
+    name: str = Field("job", min_length=1, description="default: the file's stem")
+    model: ModelSettings
+    input: InputSettings
+    prompt: PromptSettings
+    generation: GenerationSettings = GenerationSettings()
+    output: OutputSettings
+    engine: EngineSettings = EngineSettings()
+    run: RunSettings = RunSettings()
+
+    @field_validator("output")
+    @classmethod
+    def _input_order_only(cls, value: OutputSettings) -> OutputSettings:
+        if value.order == "completion":
+            raise ValueError("order: completion order is not available yet, use input")
+        return value
+
+    _base: Path = PrivateAttr(default_factory=Path.cwd)
+    _source: str = PrivateAttr(default="job")
+    _document: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @classmethod
+    def load(cls, path: str | Path, overrides: Mapping[str, Any] | None = None) -> Self:
+        """Reads and validates a job file; `overrides` are dotted keys. Raises UsageError, one line with the place."""
+        path = Path(path)
+        written = override(read_document(path), overrides or {})
+        document = expand_variables(written, str(path))
+        try:
+            job = cls.model_validate({"name": path.stem, **document})
+        except ValidationError as error:
+            raise UsageError(f"{path}: {explain(error, document, cls)}") from error
+        job._base, job._source, job._document = path.resolve().parent, str(path), written
+        return job
+
+    @property
+    def base(self) -> Path:
+        """Directory that relative paths refer to."""
+        return self._base
+
+    @property
+    def source(self) -> str:
+        """The job file as the user named it, for messages."""
+        return self._source
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The job as written, overrides included, environment variables not yet replaced."""
+        return self._document or self.model_dump(mode="json")
+
+    @property
+    def output_path(self) -> Path:
+        """The output directory, absolute."""
+        return self._base / self.output.path
+
+    @property
+    def model_path(self) -> str:
+        """The model's absolute local path, or its Hub id unchanged."""
+        return local_or_hub(self.model.path, self._base)
+
+    @property
+    def tokenizer_path(self) -> str:
+        """Where the tokenizer comes from: the model unless the job names another."""
+        return local_or_hub(self.model.tokenizer, self._base) if self.model.tokenizer else self.model_path
+
+
+def local_or_hub(path: str, base: Path) -> str:
+    """A path that exists or looks like one becomes absolute; anything else is a Hub id and stays."""
+    return str(base / Path(path).expanduser()) if is_local(path, base) else path
+
+
+def is_local(path: str, base: Path) -> bool:
+    """Whether a model path names a place on this machine: by its form, or because something is there."""
+    return path.startswith((".", "/", "~")) or path.endswith(".gguf") or path.count("/") > 1 or (base / path).exists()
