@@ -1,0 +1,158 @@
+"""The one decoder, built from a `ModelSpec`: token ids and KV pages in, hidden states and logits out.
+
+Knows the order of the maths and nothing of families, file formats, scheduling or sampling. Shapes: T fed tokens,
+R sampled rows, H hidden, Q query heads, K key/value heads, D head width, V vocabulary.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from batchgen.kernels import Kernels
+from batchgen.kernels.attention import Masking
+from torch import Tensor
+
+from .batch import Batch
+from .checkpoint import Checkpoint
+from .kv import KVPages, KVShape
+from .linear import DenseFormat, DenseLinear, Linear
+from .models import architecture
+from .rope import Rope
+from .spec import ModelSpec
+from .weights.load import Parts, load_parts
+
+
+@dataclass(frozen=True, slots=True)
+class RMSNorm:
+    kernels: Kernels
+    weight: Tensor
+    epsilon: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.kernels.rms_norm(x, self.weight, self.epsilon)
+
+
+def unchanged(x: Tensor) -> Tensor:
+    """The norm of a model without norms on queries and keys."""
+    return x
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """norm, q/k/v, rotary, write to the pages, attend, output projection."""
+
+    kernels: Kernels
+    spec: ModelSpec
+    masking: Masking
+    norm: RMSNorm
+    qkv: Linear
+    query_norm: Callable[[Tensor], Tensor]
+    key_norm: Callable[[Tensor], Tensor]
+    output: Linear
+
+    def __call__(
+        self, hidden: Tensor, batch: Batch, rotary: tuple[Tensor, Tensor], pages: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        query, key, value = self._heads(self.qkv(self.norm(hidden)))
+        query, key = self.kernels.rotary(self.query_norm(query), self.key_norm(key), *rotary)
+        self.kernels.write_kv(key, value, batch.slots, *pages)
+        attended = self.kernels.attention(query, *pages, batch.attention, self.masking)
+        return self.output(attended.reshape(len(hidden), self.spec.query_size))
+
+    def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[T, (Q+2K)*D] -> [T, Q, D], [T, K, D], [T, K, D]."""
+        spec = self.spec
+        heads = qkv.view(len(qkv), -1, spec.head_dim)
+        query, key, value = heads.split([spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
+        return query, key, value
+
+
+@dataclass(frozen=True, slots=True)
+class MLP:
+    kernels: Kernels
+    norm: RMSNorm
+    gate_up: Linear
+    down: Linear
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return self.down(self.kernels.swiglu(self.gate_up(self.norm(hidden))))
+
+
+class Decoder:
+    """A model on one device, in one compute dtype."""
+
+    def __init__(self, spec: ModelSpec, parts: Parts, head: Linear, kernels: Kernels, embedding: Tensor) -> None:
+        self.spec = spec
+        self._embedding = embedding
+        self._head = head
+        self._rope = Rope(spec.rope, spec.context_length, embedding.device)
+        build = _Builder(spec, parts, kernels, embedding.device)
+        self._layers = [(build.attention(index), build.mlp(index)) for index in range(spec.num_layers)]
+        self._norm = build.norm("norm")
+
+    def kv_shape(self) -> KVShape:
+        spec = self.spec
+        return KVShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, self._embedding.dtype)
+
+    def rope_choice(self, length: int) -> int:
+        """Which RoPE table a row of `length` tokens (prompt and max_tokens) uses all its life."""
+        return self._rope.choice(length)
+
+    def forward(self, batch: Batch, pages: KVPages) -> Tensor:
+        """[R, H]: the final-normed hidden states of `batch.sampled`; keys and values of all T go to the pages."""
+        hidden = self._embedding[batch.tokens]
+        rotary = self._rope.rows(batch.positions, batch.rope_choice)
+        for index, (attention, mlp) in enumerate(self._layers):
+            hidden = hidden + attention(hidden, batch, rotary, pages.layer(index))
+            hidden = hidden + mlp(hidden)
+        return self._norm(hidden[batch.sampled])
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, H] -> [R, V] float32."""
+        return self._head(hidden).float()
+
+
+@dataclass(frozen=True, slots=True)
+class _Builder:
+    """Takes finished parts by name and puts the blocks of a layer together."""
+
+    spec: ModelSpec
+    parts: Parts
+    kernels: Kernels
+    device: torch.device
+
+    def norm(self, part: str) -> RMSNorm:
+        return RMSNorm(self.kernels, self.parts.vector(part, self.device), self.spec.norm_epsilon)
+
+    def attention(self, index: int) -> Attention:
+        layer, qk = f"layers.{index}", self.spec.query_key_norm
+        return Attention(
+            kernels=self.kernels,
+            spec=self.spec,
+            masking=Masking(self.spec.attention_scale, self.spec.windows[index]),
+            norm=self.norm(f"{layer}.attention_norm"),
+            qkv=self.parts.linear(f"{layer}.qkv"),
+            query_norm=self.norm(f"{layer}.query_norm") if qk else unchanged,
+            key_norm=self.norm(f"{layer}.key_norm") if qk else unchanged,
+            output=self.parts.linear(f"{layer}.output"),
+        )
+
+    def mlp(self, index: int) -> MLP:
+        layer = f"layers.{index}"
+        return MLP(
+            kernels=self.kernels,
+            norm=self.norm(f"{layer}.mlp_norm"),
+            gate_up=self.parts.linear(f"{layer}.gate_up"),
+            down=self.parts.linear(f"{layer}.down"),
+        )
+
+
+def load_decoder(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, kernels: Kernels) -> Decoder:
+    """Reads the weights straight into place. Raises ModelError naming the config field or tensor that is refused."""
+    family = architecture(checkpoint.config)
+    spec = family.spec(checkpoint.config)
+    weights = DenseFormat(kernels, dtype, device)
+    parts, tied = load_parts(checkpoint.reader, family.weights(spec), spec.tied, weights, dtype)
+    embedding = parts.vector("embedding", device)
+    head = DenseLinear(kernels, embedding, None) if tied else parts.linear("head")
+    return Decoder(spec, parts, head, kernels, embedding)

@@ -1,0 +1,80 @@
+"""Linear layers and how they come into being: a `WeightFormat` turns checkpoint tensors into a `Linear`.
+
+Knows the layout each linear computes on; not where the tensors came from nor which layer they serve.
+"""
+
+from typing import Protocol
+
+import torch
+from batchgen.kernels import Kernels
+from torch import Tensor
+
+from .weights.tensors import TensorSource
+
+
+class Linear(Protocol):
+    """x [T, inputs] -> [T, outputs], in the dtype of x."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+class LinearBuilder(Protocol):
+    """A linear that fills up as the tensors of its fused projections stream by."""
+
+    def weight(self, row: int, source: TensorSource) -> None:
+        """Puts a projection's weight at output rows `row`.. ."""
+
+    def bias(self, row: int, source: TensorSource) -> None:
+        """Puts a projection's bias at outputs `row`.. ."""
+
+    def finish(self) -> Linear: ...
+
+
+class WeightFormat(Protocol):
+    """A way to hold the weights of linears in memory."""
+
+    def builder(self, outputs: int, inputs: int, has_bias: bool) -> LinearBuilder: ...
+
+
+class DenseLinear:
+    """x @ weight.T + bias. weight [outputs, inputs] and bias [outputs] in the compute dtype."""
+
+    def __init__(self, kernels: Kernels, weight: Tensor, bias: Tensor | None) -> None:
+        self._kernels = kernels
+        self.weight = weight
+        self.bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._kernels.linear(x, self.weight, self.bias)
+
+
+class DenseBuilder:
+    def __init__(self, kernels: Kernels, weight: Tensor, bias: Tensor | None) -> None:
+        self._kernels = kernels
+        self._weight = weight
+        self._bias = bias
+
+    def weight(self, row: int, source: TensorSource) -> None:
+        source.copy_to(self._weight[row : row + source.shape[0]])
+
+    def bias(self, row: int, source: TensorSource) -> None:
+        if self._bias is None:
+            raise ValueError("this linear was built without a bias")
+        source.copy_to(self._bias[row : row + source.shape[0]])
+
+    def finish(self) -> DenseLinear:
+        return DenseLinear(self._kernels, self._weight, self._bias)
+
+
+class DenseFormat:
+    """Every weight expanded to the compute dtype."""
+
+    def __init__(self, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> None:
+        self._kernels = kernels
+        self._dtype = dtype
+        self._device = device
+
+    def builder(self, outputs: int, inputs: int, has_bias: bool) -> DenseBuilder:
+        weight = torch.empty((outputs, inputs), dtype=self._dtype, device=self._device)
+        bias = torch.empty(outputs, dtype=self._dtype, device=self._device) if has_bias else None
+        return DenseBuilder(self._kernels, weight, bias)

@@ -1,0 +1,91 @@
+"""Packed blocks to numbers, in float32 with one rounding per product and sum, then to the wanted dtype.
+
+Knows the byte layout of each block type (models.md §7); works on a slice of rows at a time so that its scratch stays
+in the cache.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .blocks import BlockType
+
+_VALUES_PER_SLICE = 1 << 19
+
+
+def expand_into(kind: BlockType, raw: NDArray[np.uint8], out: Tensor) -> None:
+    """raw [rows, bytes per row] -> out, [rows, values per row] or one row as a vector, in the dtype of `out`."""
+    expand = _EXPAND[kind.name]
+    rows = out.reshape(raw.shape[0], -1) if out.dim() == 1 else out
+    step = max(1, _VALUES_PER_SLICE // rows.shape[1])
+    for start in range(0, raw.shape[0], step):
+        part = torch.from_numpy(np.ascontiguousarray(raw[start : start + step]))
+        rows[start : start + step] = expand(part.view(-1, kind.bytes)).view(part.shape[0], -1)
+
+
+def _half(blocks: Tensor, start: int) -> Tensor:
+    """The float16 at byte `start` of every block, [blocks, 1] float32."""
+    return blocks[:, start : start + 2].contiguous().view(torch.float16).float()
+
+
+def _nibbles(packed: Tensor) -> Tensor:
+    """Bytes [..., n] -> [..., 2n] float32: all the low nibbles, then all the high ones."""
+    return torch.cat([packed & 15, packed >> 4], dim=-1).float()
+
+
+def _q4_0(blocks: Tensor) -> Tensor:
+    return _half(blocks, 0) * (_nibbles(blocks[:, 2:]) - 8)
+
+
+def _q4_1(blocks: Tensor) -> Tensor:
+    return _nibbles(blocks[:, 4:]).mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+
+
+def _q8_0(blocks: Tensor) -> Tensor:
+    return blocks[:, 2:].view(torch.int8).float().mul_(_half(blocks, 0))
+
+
+def _q6_k(blocks: Tensor) -> Tensor:
+    low = blocks[:, :128].view(-1, 2, 2, 32)  # half, byte group, byte
+    low = torch.cat([low & 15, low >> 4], dim=2)  # half, quarter j, l
+    high = blocks[:, 128:192].view(-1, 2, 1, 32)
+    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8).view(1, 1, 4, 1)
+    codes = (low | (((high >> shifts) & 3) << 4)).view(-1, 16, 16).float() - 32
+    scales = _half(blocks, 208) * blocks[:, 192:208].contiguous().view(torch.int8).float()
+    return scales.unsqueeze(-1) * codes
+
+
+def _q4_k(blocks: Tensor) -> Tensor:
+    scales, minima = _q4_k_scales(blocks[:, 4:16])
+    packed = blocks[:, 16:].view(-1, 4, 1, 32)
+    codes = torch.cat([packed & 15, packed >> 4], dim=2).view(-1, 8, 32).float()
+    scale = (_half(blocks, 0) * scales).unsqueeze(-1)
+    minimum = (_half(blocks, 2) * minima).unsqueeze(-1)
+    return scale * codes - minimum
+
+
+def _q4_k_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """The 6-bit scales and minima of 8 sub-blocks, [blocks, 8] float32 each, from 12 bytes."""
+    first, second, third = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    scales = torch.cat([first & 63, (third & 15) | ((first >> 6) << 4)], dim=1)
+    minima = torch.cat([second & 63, (third >> 4) | ((second >> 6) << 4)], dim=1)
+    return scales.float(), minima.float()
+
+
+def _plain(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    return lambda blocks: blocks.view(dtype).float()
+
+
+_EXPAND: dict[str, Callable[[Tensor], Tensor]] = {
+    "F32": _plain(torch.float32),
+    "F16": _plain(torch.float16),
+    "BF16": _plain(torch.bfloat16),
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q8_0": _q8_0,
+    "Q4_K": _q4_k,
+    "Q6_K": _q6_k,
+}

@@ -1,0 +1,107 @@
+"""From a reader's tensors to the parts of a decoder: everything checked by name first, then streamed into place.
+
+Knows that nothing may be missing, unexpected or misshapen; not what the parts compute.
+"""
+
+import logging
+from collections.abc import Container, Iterator, Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..linear import Linear, LinearBuilder, WeightFormat
+from ..models.names import Place, WeightPlan
+from ..spec import ModelError
+from .tensors import TensorSource
+
+log = logging.getLogger(__name__)
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_LISTED = 5
+
+
+class WeightReader(Protocol):
+    """One checkpoint format: its tensors under Hugging Face names."""
+
+    def shapes(self) -> dict[str, tuple[int, ...]]: ...
+
+    def tensors(self, wanted: Container[str]) -> Iterator[tuple[str, TensorSource]]: ...
+
+    def digest(self) -> str: ...
+
+
+class Parts:
+    """A decoder's linears and vectors while they fill up, then finished."""
+
+    def __init__(
+        self, places: Mapping[str, Place], plan: WeightPlan, weights: WeightFormat, dtype: torch.dtype
+    ) -> None:
+        biased = {place.part for place in places.values() if place.bias}
+        used = {place.part for place in places.values()}
+        self._builders: dict[str, LinearBuilder] = {
+            part: weights.builder(*shape, part in biased) for part, shape in plan.linears.items() if part in used
+        }
+        self._dtype = dtype
+        self._vectors: dict[str, Tensor] = {}
+
+    def put(self, place: Place, source: TensorSource) -> None:
+        if place.part not in self._builders:
+            self._vectors[place.part] = source.dequantise(self._dtype).clone()
+        elif place.bias:
+            self._builders[place.part].bias(place.row, source)
+        else:
+            self._builders[place.part].weight(place.row, source)
+
+    def vector(self, part: str, device: torch.device) -> Tensor:
+        return self._vectors[part].to(device)
+
+    def linear(self, part: str) -> Linear:
+        return self._builders.pop(part).finish()
+
+
+def load_parts(
+    reader: WeightReader, plan: WeightPlan, tied: bool, weights: WeightFormat, dtype: torch.dtype
+) -> tuple[Parts, bool]:
+    """All parts of a model, and whether its head is the embedding. Raises ModelError naming the tensors at fault."""
+    shapes = reader.shapes()
+    places = dict(plan.places)
+    if tied and HEAD not in shapes:
+        del places[HEAD]
+    check_names(places, plan, shapes)
+    if tied and HEAD in shapes and _head_repeats_embedding(reader):
+        del places[HEAD]
+    parts = Parts(places, plan, weights, dtype)
+    for name, source in reader.tensors(places):
+        parts.put(places[name], source)
+    return parts, HEAD not in places
+
+
+def check_names(places: Mapping[str, Place], plan: WeightPlan, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    missing = [name for name in places if name not in shapes]
+    extra = [
+        name for name in shapes if name not in places and name not in plan.places and not plan.skip.fullmatch(name)
+    ]
+    wrong = [
+        f"{name} is {list(shapes[name])}, not {list(place.shape)}"
+        for name, place in places.items()
+        if name in shapes and shapes[name] != place.shape
+    ]
+    _refuse(missing, "missing from the checkpoint")
+    _refuse(extra, "in the checkpoint but not in this model")
+    _refuse(wrong, "of the wrong shape")
+
+
+def _refuse(names: list[str], reason: str) -> None:
+    if names:
+        more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+        raise ModelError(f"{len(names)} tensors {reason}: {', '.join(names[:_LISTED])}{more}")
+
+
+def _head_repeats_embedding(reader: WeightReader) -> bool:
+    """Whether a tied checkpoint that also stores a head stores the same numbers; if not, both are kept."""
+    stored = {name: source.dequantise(torch.float32) for name, source in reader.tensors({EMBEDDING, HEAD})}
+    same = torch.equal(stored[EMBEDDING], stored[HEAD])
+    if not same:
+        log.warning("tie_word_embeddings is set, yet lm_head.weight differs from the embedding: both are used")
+    return same

@@ -1,0 +1,89 @@
+"""Checkpoints in safetensors, in one file or in shards: names, shapes and tensors, one shard after the other."""
+
+import json
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..spec import ModelError
+from .mapped import MappedFile, digest_files
+from .tensors import DenseTensor, TensorSource
+
+_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_MAX_HEADER = 100_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    dtype: str
+    shape: tuple[int, ...]
+    start: int  # from the beginning of the file
+    length: int
+
+
+class SafetensorsReader:
+    """The tensors of one checkpoint. Raises ModelError for a damaged file or a number type that is not plain."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self.paths = paths
+        self._entries: dict[Path, dict[str, _Entry]] = {}
+        seen: set[str] = set()
+        for path in paths:
+            self._entries[path] = _header(path)
+            for name in self._entries[path].keys() & seen:
+                raise ModelError(f"{path}: tensor {name} is in another shard too")
+            seen.update(self._entries[path])
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: entry.shape for entries in self._entries.values() for name, entry in entries.items()}
+
+    def tensors(self, wanted: Container[str]) -> Iterator[tuple[str, TensorSource]]:
+        """The wanted tensors in the order of the files; each is valid until the next is asked for."""
+        for path, entries in self._entries.items():
+            file = MappedFile(path)
+            for name, entry in sorted(entries.items(), key=lambda item: item[1].start):
+                if name in wanted:
+                    yield name, _tensor(file, name, entry)
+                    file.release(entry.start, entry.length)
+
+    def digest(self) -> str:
+        return digest_files(self.paths)
+
+
+def shards(index: Path) -> list[Path]:
+    """The files an index names, each once. Raises ModelError for one that is not there."""
+    names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    for name in names:
+        if not (index.parent / name).is_file():
+            raise ModelError(f"{index}: names the shard {name}, which is not there; download the model again")
+    return [index.parent / name for name in names]
+
+
+def _header(path: Path) -> dict[str, _Entry]:
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        text = file.read(length) if length <= _MAX_HEADER else b""
+    try:
+        header = json.loads(text)
+        header.pop("__metadata__", None)
+        entries = {name: _entry(info, 8 + length) for name, info in header.items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ModelError(f"{path}: not a safetensors file, or damaged; download it again") from None
+    end = max((entry.start + entry.length for entry in entries.values()), default=0)
+    if end > path.stat().st_size:
+        raise ModelError(f"{path}: cut short ({path.stat().st_size} bytes of {end}); download it again")
+    return entries
+
+
+def _entry(info: dict[str, object], data: int) -> _Entry:
+    first, last = info["data_offsets"]  # type: ignore[misc]
+    return _Entry(str(info["dtype"]), tuple(info["shape"]), data + first, last - first)  # type: ignore[arg-type, has-type]
+
+
+def _tensor(file: MappedFile, name: str, entry: _Entry) -> DenseTensor:
+    import torch
+
+    if entry.dtype not in _DTYPES:
+        raise ModelError(f"{file.path}: tensor {name} has the number type {entry.dtype}, which is not supported")
+    flat = torch.from_numpy(file.view(entry.start, entry.length)).view(getattr(torch, _DTYPES[entry.dtype]))
+    return DenseTensor(flat.view(entry.shape))

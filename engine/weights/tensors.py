@@ -1,0 +1,71 @@
+"""The values a checkpoint reader hands out: a dense tensor, or packed blocks still as they lie in the file.
+
+Knows how to expand a value into a tensor of the compute dtype; not names, files or layers.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .blocks import BlockType
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+class TensorSource(Protocol):
+    """One tensor of a checkpoint."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The logical shape, outputs first."""
+
+    def copy_to(self, out: "Tensor") -> None:
+        """Writes the values into `out`, of the same shape, converting to its dtype."""
+
+    def dequantise(self, dtype: "torch.dtype") -> "Tensor":
+        """The values as a new tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class DenseTensor:
+    """A tensor that a checkpoint stores as plain numbers."""
+
+    values: "Tensor"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.values.shape)
+
+    def copy_to(self, out: "Tensor") -> None:
+        out.copy_(self.values)
+
+    def dequantise(self, dtype: "torch.dtype") -> "Tensor":
+        return self.values.to(dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTensor:
+    """A tensor in blocks: `raw` [rows, bytes per row] uint8 as in the file, of block type `kind`.
+
+    Every row (the last dimension of `shape`) is a whole number of blocks; a vector is a single row.
+    """
+
+    kind: BlockType
+    shape: tuple[int, ...]
+    raw: NDArray[np.uint8]
+
+    def copy_to(self, out: "Tensor") -> None:
+        from .expand import expand_into
+
+        expand_into(self.kind, self.raw, out)
+
+    def dequantise(self, dtype: "torch.dtype") -> "Tensor":
+        import torch
+
+        out = torch.empty(self.shape, dtype=dtype)
+        self.copy_to(out)
+        return out
