@@ -19,7 +19,7 @@ from .linear import DenseFormat, DenseLinear, Linear
 from .models import architecture
 from .rope import Rope
 from .spec import ModelSpec
-from .weights.load import Parts, load_parts
+from .weights.load import Parts, Target, load_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Decoder:
         self._embedding = embedding
         self._head = head
         self._rope = Rope(spec.rope, spec.context_length, embedding.device)
-        build = _Builder(spec, parts, kernels, embedding.device)
+        build = _Builder(spec, parts, kernels)
         self._layers = [(build.attention(index), build.mlp(index)) for index in range(spec.num_layers)]
         self._norm = build.norm("norm")
 
@@ -119,10 +119,9 @@ class _Builder:
     spec: ModelSpec
     parts: Parts
     kernels: Kernels
-    device: torch.device
 
     def norm(self, part: str) -> RMSNorm:
-        return RMSNorm(self.kernels, self.parts.vector(part, self.device), self.spec.norm_epsilon)
+        return RMSNorm(self.kernels, self.parts.vector(part), self.spec.norm_epsilon)
 
     def attention(self, index: int) -> Attention:
         layer, qk = f"layers.{index}", self.spec.query_key_norm
@@ -151,8 +150,8 @@ def load_decoder(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.devic
     """Reads the weights straight into place. Raises ModelError naming the config field or tensor that is refused."""
     family = architecture(checkpoint.config)
     spec = family.spec(checkpoint.config)
-    weights = DenseFormat(kernels, dtype, device)
-    parts, tied = load_parts(checkpoint.reader, family.weights(spec), spec.tied, weights, dtype)
-    embedding = parts.vector("embedding", device)
+    target = Target(DenseFormat(kernels, dtype, device), dtype, device)
+    parts, tied = load_parts(checkpoint.reader, family.weights(spec), spec.tied, target)
+    embedding = parts.vector("embedding")
     head = DenseLinear(kernels, embedding, None) if tied else parts.linear("head")
     return Decoder(spec, parts, head, kernels, embedding)

@@ -29,7 +29,7 @@ class Rope:
         self._sin = torch.cat([sin for _, sin in tables]).to(device)
 
     def choice(self, length: int) -> int:
-        """The table for a row of `length` tokens, prompt and answer: 1 for longrope beyond its original context, else 0."""
+        """The table of a row of `length` tokens in all: 1 for longrope beyond its original context, else 0."""
         return int(self._spec.kind == "longrope" and length > self._spec.parameters["original_max_position_embeddings"])
 
     def rows(self, positions: Tensor, choice: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ Knows that nothing may be missing, unexpected or misshapen; not what the parts c
 
 import logging
 from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -31,38 +32,44 @@ class WeightReader(Protocol):
     def digest(self) -> str: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a model's parts live: the format of its linears, and dtype and device of everything else."""
+
+    weights: WeightFormat
+    dtype: torch.dtype
+    device: torch.device
+
+
 class Parts:
     """A decoder's linears and vectors while they fill up, then finished."""
 
-    def __init__(
-        self, places: Mapping[str, Place], plan: WeightPlan, weights: WeightFormat, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, places: Mapping[str, Place], plan: WeightPlan, target: Target) -> None:
         biased = {place.part for place in places.values() if place.bias}
         used = {place.part for place in places.values()}
         self._builders: dict[str, LinearBuilder] = {
-            part: weights.builder(*shape, part in biased) for part, shape in plan.linears.items() if part in used
+            part: target.weights.builder(*shape, part in biased) for part, shape in plan.linears.items() if part in used
         }
-        self._dtype = dtype
+        self._dtype, self._device = target.dtype, target.device
         self._vectors: dict[str, Tensor] = {}
 
     def put(self, place: Place, source: TensorSource) -> None:
         if place.part not in self._builders:
-            self._vectors[place.part] = source.dequantise(self._dtype).clone()
+            self._vectors[place.part] = torch.empty(place.shape, dtype=self._dtype, device=self._device)
+            source.copy_to(self._vectors[place.part])
         elif place.bias:
             self._builders[place.part].bias(place.row, source)
         else:
             self._builders[place.part].weight(place.row, source)
 
-    def vector(self, part: str, device: torch.device) -> Tensor:
-        return self._vectors[part].to(device)
+    def vector(self, part: str) -> Tensor:
+        return self._vectors[part]
 
     def linear(self, part: str) -> Linear:
         return self._builders.pop(part).finish()
 
 
-def load_parts(
-    reader: WeightReader, plan: WeightPlan, tied: bool, weights: WeightFormat, dtype: torch.dtype
-) -> tuple[Parts, bool]:
+def load_parts(reader: WeightReader, plan: WeightPlan, tied: bool, target: Target) -> tuple[Parts, bool]:
     """All parts of a model, and whether its head is the embedding. Raises ModelError naming the tensors at fault."""
     shapes = reader.shapes()
     places = dict(plan.places)
@@ -71,7 +78,7 @@ def load_parts(
     check_names(places, plan, shapes)
     if tied and HEAD in shapes and _head_repeats_embedding(reader):
         del places[HEAD]
-    parts = Parts(places, plan, weights, dtype)
+    parts = Parts(places, plan, target)
     for name, source in reader.tensors(places):
         parts.put(places[name], source)
     return parts, HEAD not in places
