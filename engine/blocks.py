@@ -47,8 +47,12 @@ class Match:
         return not self.path or self.path[-1].ready
 
     @property
+    def donors(self) -> tuple[BlockNode, ...]:
+        return () if self.donor is None else (self.donor,)
+
+    @property
     def nodes(self) -> tuple[BlockNode, ...]:
-        return (*self.path, self.donor) if self.donor is not None else self.path
+        return (*self.path, *self.donors)
 
 
 class BlockPool:
@@ -77,7 +81,9 @@ class BlockPool:
         seen.update(live)
         if len(seen) != self.num_blocks or any(count != 1 for count in seen.values()):
             wrong = {block: count for block, count in seen.items() if count != 1}
-            raise AssertionError(f"pool of {self.num_blocks}: {len(seen)} ids accounted for, held more than once: {wrong}")
+            raise AssertionError(
+                f"pool of {self.num_blocks}: {len(seen)} ids accounted for, held more than once: {wrong}"
+            )
 
 
 class BlockTree:

@@ -4,45 +4,65 @@ Knows lengths only. Answers are compared by the share of their max_tokens that t
 """
 
 import math
-from bisect import bisect_right, insort
 from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
 
 from .request import Sampling
 
 PRIOR_SHARE = 0.5  # of max_tokens, until enough answers have ended
 ENOUGH = 32
 REMEMBERED = 1024
+BINS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Further tokens a set of answers is expected to need, and the variance of that number."""
+
+    expected: float = 0.0
+    variance: float = 0.0
+
+    def __add__(self, other: "Demand") -> "Demand":
+        return Demand(self.expected + other.expected, self.variance + other.variance)
+
+    @property
+    def reserve(self) -> float:
+        """Tokens to keep free: the expected sum and two standard deviations of it."""
+        return self.expected + 2 * math.sqrt(self.variance)
 
 
 class LengthForecast:
     """Mean and variance of the tokens an answer still needs, given how many it has."""
 
     def __init__(self) -> None:
-        self._recent: deque[float] = deque()
-        self._sorted: list[float] = []
+        self._shares: deque[float] = deque(maxlen=REMEMBERED)
+        self._table: list[tuple[float, float] | None] = [None] * BINS  # mean, variance of shares beyond a bin's end
+        self._news = 0
 
     def observe(self, length: int, sampling: Sampling) -> None:
         """Takes note of an ended answer of `length` tokens."""
-        share = length / sampling.max_tokens
-        self._recent.append(share)
-        insort(self._sorted, share)
-        if len(self._recent) > REMEMBERED:
-            del self._sorted[bisect_right(self._sorted, self._recent.popleft()) - 1]
+        self._shares.append(length / sampling.max_tokens)
+        self._news += 1
+        if self._news >= ENOUGH:
+            self._refresh()
 
-    def remaining(self, length: int, sampling: Sampling) -> tuple[float, float]:
-        """Expected further tokens of an answer that has `length`, and the variance of that number."""
+    def remaining(self, length: int, sampling: Sampling) -> Demand:
+        """Further tokens of an answer that has `length`."""
         limit = sampling.max_tokens
         if sampling.min_tokens == limit or (sampling.ignore_eos and not sampling.stop and not sampling.stop_token_ids):
-            return float(limit - length), 0.0
-        longer = self._sorted[bisect_right(self._sorted, length / limit) :]
-        if len(longer) < ENOUGH:
-            return max(limit * PRIOR_SHARE - length, (limit - length) / 2), 0.0
-        sample = longer[:: max(1, len(longer) // ENOUGH)]
-        mean = sum(sample) / len(sample)
-        variance = sum((share - mean) ** 2 for share in sample) / len(sample)
-        return mean * limit - length, variance * limit**2
+            return Demand(limit - length)
+        known = self._table[min(BINS - 1, length * BINS // limit)]
+        if known is None:
+            return Demand(max(limit * PRIOR_SHARE - length, (limit - length) / 2))
+        mean, variance = known
+        return Demand(max(mean * limit - length, 1.0), variance * limit**2)
 
-
-def reserve(expected: float, variance: float) -> float:
-    """Tokens to keep free for a set of answers: their expected sum and two standard deviations of it."""
-    return expected + 2 * math.sqrt(variance)
+    def _refresh(self) -> None:
+        """Every few answers, so that asking costs a look-up."""
+        self._news = 0
+        shares = np.array(self._shares)
+        for index in range(BINS):
+            longer = shares[shares > index / BINS]
+            self._table[index] = (float(longer.mean()), float(longer.var())) if len(longer) >= ENOUGH else None

@@ -1,6 +1,6 @@
 """A request inside the engine: the task that will answer it and the sequences that make its samples.
 
-Holds state; every change to it is made by the scheduler (and by the sampler for the text a stop string is sought in).
+Holds state; the scheduler makes every change to it.
 """
 
 from dataclasses import dataclass, field
@@ -15,8 +15,9 @@ class Task:
     """Requests with one outcome: the one that is computed and its exact duplicates."""
 
     request: Request
-    rope_choice: int
     prompt: tuple[int, ...]
+    rope_choice: int  # part of the prefix key: equal tokens under another choice have other keys
+    ends: frozenset[int]  # tokens that end an answer
     samples: list[Sample | None]
     cached_tokens: int = 0  # of the first sample, at its first admission
     error: RowError | None = None
@@ -33,18 +34,16 @@ class Sequence:
 
     task: Task
     sample: int
-    order: int  # of first admission: rows that share a prefix are neighbours in it
     tokens: list[int]
     stops: StopSearch
-    noise_base: tuple[int, int, int]  # seed, row position, sample index
+    counts: dict[int, int] | None  # for penalties: token -> times in the answer; prompt tokens stand with 0
+    order: int = -1  # of first admission: rows that share a prefix are neighbours in it
     computed: int = 0
     path: list[BlockNode] = field(default_factory=list)  # prompt blocks, shared ones first
     tail: list[int] = field(default_factory=list)  # block ids behind the prompt's
-    pending_match: Match | None = None  # a donor whose part is still to be copied
+    match: Match = Match()  # what its start was matched with, until its first feed
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    counts: dict[int, int] | None = None  # token -> times in the answer, for penalties; prompt tokens stand with 0
-    started: bool = False
-    fed_high: int = 0  # tokens ever computed: what lies below it is recomputed work
+    computed_before: int = 0  # tokens computed before a preemption: below it work is repeated
 
     @property
     def prompt_length(self) -> int:
@@ -66,7 +65,12 @@ class Sequence:
     @property
     def waits(self) -> bool:
         """Another sequence is still computing the start of this prompt."""
-        return self.pending_match is not None and not self.pending_match.ready
+        return not self.match.ready
+
+    @property
+    def held(self) -> tuple[BlockNode, ...]:
+        """Every tree node it has a reference on."""
+        return (*self.path, *self.match.donors)
 
     def block_ids(self) -> list[int]:
         return [node.block for node in self.path] + self.tail
@@ -95,3 +99,12 @@ class Step:
     @property
     def num_tokens(self) -> int:
         return sum(feed.count for feed in self.feeds)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What a feed that samples yields: a token and, when asked for, its log-probability; or an error."""
+
+    token: int = -1
+    logprob: TokenLogprob | None = None
+    error: RowError | None = None

@@ -1,0 +1,152 @@
+"""The engine as its users see it: load a model, run requests, get completions in the order they end.
+
+Composes planning, scheduling and execution; each of them is decided elsewhere.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sized
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import kernels as op_tables
+from ..kernels import Kernels
+from .blocks import BlockPool, BlockTree, UnsharedBlocks
+from .checkpoint import ModelError, open_checkpoint
+from .config import EngineSettings
+from .decoder import Decoder, load_decoder
+from .intake import Intake
+from .kv import KVPages
+from .machine import compute_dtype, kv_cache_bytes, resolve_device, use_granted_cores
+from .plan import plan
+from .request import Completion, Request
+from .runner import Runner
+from .sampling import Sampler
+from .scheduler import Scheduler, Statistics
+from .tokenizer import Tokenizer, load_tokenizer
+
+MAX_SEQUENCES = {"cpu": 256}
+MAX_BATCH_TOKENS = {"cpu": 2048}
+
+
+@dataclass(frozen=True, slots=True)
+class RowBounds:
+    """What one row may ask of the model and of the KV memory."""
+
+    model: Decoder
+    vocabulary: int
+    kv_tokens: int
+    eos_ids: frozenset[int]
+
+    @property
+    def context_length(self) -> int:
+        return self.model.spec.context_length
+
+    def rope_choice(self, length: int) -> int:
+        return self.model.rope_choice(length)
+
+
+class Engine:
+    """A loaded model with its KV memory. One `run` at a time; runs share nothing but the weights."""
+
+    def __init__(self, model: Decoder, tokenizer: Tokenizer, ops: Kernels, settings: EngineSettings) -> None:
+        device = model.device
+        self.model = model
+        self.tokenizer = tokenizer
+        self.settings = settings
+        self.device = device
+        self.statistics = Statistics()
+        shape = model.kv_shape()
+        block_bytes = shape.bytes_per_token * settings.block_size
+        self._num_blocks = kv_cache_bytes(settings.memory, device) // block_bytes
+        if self._num_blocks < 1:
+            raise ModelError(f"engine.memory: {settings.memory} holds no KV block of {block_bytes} bytes; raise it")
+        pages = KVPages(shape, self._num_blocks, settings.block_size, device)
+        vocabulary = min(tokenizer.size, model.spec.vocab_size)
+        self.bounds = RowBounds(
+            model, vocabulary, self._num_blocks * settings.block_size, model.eos_ids | tokenizer.eos_ids
+        )
+        self._runner = Runner(model, ops, pages, Sampler(ops, vocabulary), device)
+        self._running = False
+
+    @classmethod
+    def load(
+        cls,
+        path: str,
+        *,
+        revision: str | None = None,
+        tokenizer: str | None = None,
+        dtype: str = "auto",
+        weights: str = "auto",
+        **settings: Any,
+    ) -> "Engine":
+        """Loads the model at `path`: a Hub id, a local directory or a local .gguf file.
+
+        `settings` are the keys of the job file's `engine` section: device, memory, kv_cache, block_size,
+        max_batch_tokens, max_sequences, prefix_sharing, speculation. Raises ModelError, in one line, when the model
+        or the device cannot be used.
+        """
+        chosen = EngineSettings(**settings)
+        use_granted_cores()
+        device = resolve_device(chosen.device)
+        ops = op_tables.load(str(device))
+        checkpoint = open_checkpoint(path, revision)
+        number_format = compute_dtype(dtype, checkpoint, device)
+        if chosen.kv_cache not in ("auto", str(number_format).removeprefix("torch.")):
+            raise ModelError(f"engine.kv_cache: {chosen.kv_cache} needs model.dtype {chosen.kv_cache}, or set it to auto")
+        model = load_decoder(checkpoint, number_format, device, ops)
+        return cls(model, load_tokenizer(tokenizer or path, None if tokenizer else revision), ops, chosen)
+
+    def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
+        """Generates every request and yields each completion when it ends.
+
+        A sized collection is planned first: its requests run in the order that shares most. Any other iterable is
+        taken in its own order, and only as fast as there is room, so it may be endless. Raises RuntimeError when
+        another run of this engine is still going on.
+        """
+        return self._generate(iter(in_plan_order(requests) if isinstance(requests, Sized) else requests))
+
+    def _generate(self, requests: Iterator[Request]) -> Iterator[Completion]:
+        if self._running:
+            raise RuntimeError("this engine is in the middle of another run; finish or close that one first")
+        self._running = True
+        try:
+            yield from self._steps(Intake(requests, self.bounds, self.tokenizer.decode, deque()))
+        finally:
+            self._running = False
+
+    def _steps(self, intake: Intake) -> Iterator[Completion]:
+        """The only loop there is: choose a step, run it, take note of it."""
+        self.statistics = Statistics(kv_blocks_total=self._num_blocks)
+        scheduler = self._new_scheduler(intake)
+        while True:
+            step = scheduler.schedule()
+            yield from scheduler.take_finished()
+            if step is not None:
+                scheduler.commit(step, self._runner.execute(step))
+                yield from scheduler.take_finished()
+            elif intake.exhausted:
+                return
+
+    def _new_scheduler(self, intake: Intake) -> Scheduler:
+        settings = self.settings
+        tree_kind = BlockTree if settings.prefix_sharing else UnsharedBlocks
+        tree = tree_kind(BlockPool(self._num_blocks), settings.block_size)
+        tokens, sequences = settings.max_batch_tokens, settings.max_sequences
+        return Scheduler(
+            intake,
+            tree,
+            MAX_BATCH_TOKENS[self.device.type] if tokens == "auto" else tokens,
+            MAX_SEQUENCES[self.device.type] if sequences == "auto" else sequences,
+            self.statistics,
+        )
+
+
+def in_plan_order(requests: Iterable[Request]) -> Iterator[Request]:
+    """Depth first through the tree of prompts; refused requests first, they cost nothing."""
+    known = list(requests)
+    yield from (request for request in known if request.error is not None)
+    good = [request for request in known if request.error is None]
+    for index in plan([request.prompt for request in good]).order:
+        yield good[index]

@@ -1,0 +1,157 @@
+"""Rows on their way into the engine: tasks from requests, refusals, exact duplicates, one sequence per sample.
+
+Pulls one task at a time, when the scheduler asks for it; allocates nothing.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from .detokenize import Decode
+from .request import Completion, Request, RowError, Usage
+from .sequence import Sequence, Task
+from .stopping import end_tokens, stop_search
+
+MAX_WAITING = 4096  # outcomes not yet handed out, and duplicates of a row that is being computed
+
+
+class RowLimits(Protocol):
+    """What one row may ask of the model and of the KV memory."""
+
+    @property
+    def vocabulary(self) -> int: ...  # legal token ids are below it
+    @property
+    def context_length(self) -> int: ...
+    @property
+    def kv_tokens(self) -> int: ...  # tokens that all KV blocks hold
+    @property
+    def eos_ids(self) -> frozenset[int]: ...
+    def rope_choice(self, length: int) -> int: ...
+
+
+@dataclass(slots=True)
+class Intake:
+    """The next sequences to admit. Outcomes that need no computation go straight to `finished`."""
+
+    requests: Iterator[Request]
+    limits: RowLimits
+    decode: Decode
+    finished: deque[Completion]
+    duplicates: int = 0
+    exhausted: bool = False  # every request has been taken
+    _arrived: deque[Sequence] | None = None
+    _latest: Task | None = None
+
+    def head(self) -> Sequence | None:
+        """The sequence to come next; None when there is none, or none yet."""
+        if not self._arrived:
+            self._arrived = deque(self._fetch())
+        return self._arrived[0] if self._arrived else None
+
+    def pop(self) -> None:
+        """The head has been admitted."""
+        assert self._arrived
+        self._arrived.popleft()
+
+    def forget(self, task: Task) -> None:
+        """Drops what is left of a task that has failed."""
+        self._arrived = deque(sequence for sequence in self._arrived or () if sequence.task is not task)
+
+    def complete(self, task: Task) -> None:
+        """Hands out the outcome of a task to all its requests."""
+        self.finished.append(completion(task, task.request, task.cached_tokens))
+        self.finished.extend(completion(task, request, len(task.prompt)) for request in task.followers)
+        task.followers.clear()
+
+    def _fetch(self) -> Iterable[Sequence]:
+        latest = self._latest
+        while len(self.finished) < MAX_WAITING and (latest is None or len(latest.followers) < MAX_WAITING):
+            request = next(self.requests, None)
+            if request is None:
+                self.exhausted = True
+                return ()
+            error = request.error or refusal(request, self.limits)
+            if error is not None:
+                self.finished.append(Completion(request.key, (), Usage(len(request.prompt)), error, request.tag))
+            elif latest is not None and duplicates(latest.request, request):
+                self._follow(latest, request)
+            else:
+                self._latest = new_task(request, self.limits)
+                return new_sequences(self._latest, self.decode)
+        return ()
+
+    def _follow(self, task: Task, request: Request) -> None:
+        self.duplicates += 1
+        task.followers.append(request)
+        if task.done:
+            self.finished.append(completion(task, task.followers.pop(), len(task.prompt)))
+
+
+def refusal(request: Request, limits: RowLimits) -> RowError | None:
+    """Why the engine cannot take this request, if so."""
+    prompt, sampling = request.prompt, request.sampling
+    total = len(prompt) + sampling.max_tokens
+    if not len(prompt):
+        return RowError("empty_prompt", "prompt", "the prompt has no tokens")
+    worst = next((token for token in prompt if not 0 <= token < limits.vocabulary), None)
+    worst = worst if worst is not None else next((t for t in sampling.stop_token_ids if t >= limits.vocabulary), None)
+    if worst is not None:
+        return RowError("bad_params", "request", f"token id {worst} is outside 0 .. {limits.vocabulary - 1}")
+    if total > limits.context_length:
+        message = f"{len(prompt)} prompt tokens + max_tokens {sampling.max_tokens} exceed the context of {limits.context_length}"
+        return RowError("context_length", "request", message)
+    if total > limits.kv_tokens:
+        message = f"{len(prompt)} prompt tokens + max_tokens {sampling.max_tokens} exceed the KV memory of {limits.kv_tokens} tokens"
+        return RowError("engine", "generate", f"{message}; raise engine.memory", retryable=True)
+    return None
+
+
+def new_task(request: Request, limits: RowLimits) -> Task:
+    sampling = request.sampling
+    return Task(
+        request=request,
+        prompt=tuple(request.prompt),
+        rope_choice=limits.rope_choice(len(request.prompt) + sampling.max_tokens),
+        ends=end_tokens(sampling, limits.eos_ids),
+        samples=[None] * (1 if sampling.greedy else sampling.n),
+    )
+
+
+def new_sequences(task: Task, decode: Decode) -> list[Sequence]:
+    """One per sample; they share the task's prompt."""
+    return [
+        Sequence(
+            task=task,
+            sample=sample,
+            tokens=list(task.prompt),
+            stops=stop_search(task.request.sampling, decode),
+            counts=dict.fromkeys(task.prompt, 0) if penalised(task.request) else None,
+        )
+        for sample in range(len(task.samples))
+    ]
+
+
+def penalised(request: Request) -> bool:
+    """Its sampling looks back at the tokens so far."""
+    sampling = request.sampling
+    return sampling.repetition_penalty != 1 or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
+
+
+def duplicates(first: Request, second: Request) -> bool:
+    """Both must get the same answer: equal prompts, greedy, parameters equal but for the seed."""
+    if not first.sampling.greedy or len(first.prompt) != len(second.prompt):
+        return False
+    same = first.sampling is second.sampling or replace(first.sampling, seed=second.sampling.seed) == second.sampling
+    return same and list(first.prompt) == list(second.prompt)
+
+
+def completion(task: Task, request: Request, cached_tokens: int) -> Completion:
+    """What `request` gets from the task that answered it. A greedy task computes one sample for all n."""
+    if task.error is not None:
+        return Completion(request.key, (), Usage(len(task.prompt), cached_tokens, 0), task.error, request.tag)
+    samples = tuple(sample for sample in task.samples if sample is not None)
+    if len(samples) < request.sampling.n:
+        samples = samples * request.sampling.n
+    usage = Usage(len(task.prompt), cached_tokens, sum(len(sample.tokens) for sample in samples))
+    return Completion(request.key, samples, usage, None, request.tag)

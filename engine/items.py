@@ -1,0 +1,113 @@
+"""Attention work items of a step: which runs of cached keys are read once for several sequences, which for one.
+
+Walks the tree that the feeds' prompt blocks form; knows block ids and counts, no tensors.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from ..kernels.attention import AttentionItems
+from .sequence import Feed, Sequence
+
+MIN_SHARED_QUERIES = 4  # fewer queries, or fewer keys, do not pay for a second partial result
+MIN_SHARED_KEYS = 64
+
+
+@dataclass(slots=True)
+class _Builder:
+    """Grows the arrays of AttentionItems item by item."""
+
+    block_size: int
+    starts: list[int] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    block_offsets: list[int] = field(default_factory=lambda: [0])
+    query_ranges: list[tuple[int, int]] = field(default_factory=list)
+
+    def add(self, first_block: int, blocks: list[int], end: int, queries: tuple[int, int]) -> None:
+        """Keys from `first_block` on, up to position `end`, for the step's rows in the half-open range `queries`."""
+        self.starts.append(first_block * self.block_size)
+        self.lengths.append(end - first_block * self.block_size)
+        self.blocks += blocks
+        self.block_offsets.append(len(self.blocks))
+        self.query_ranges.append(queries)
+
+    def build(self, positions: np.ndarray) -> AttentionItems:
+        ranges = [np.arange(start, end) for start, end in self.query_ranges]
+        counts = np.array([0, *(len(rows) for rows in ranges)], dtype=np.int64)
+        return AttentionItems(
+            start=np.array(self.starts, dtype=np.int64),
+            length=np.array(self.lengths, dtype=np.int64),
+            block_offset=np.array(self.block_offsets, dtype=np.int64),
+            blocks=np.array(self.blocks, dtype=np.int64),
+            query_offset=np.cumsum(counts),
+            queries=np.concatenate(ranges) if ranges else np.empty(0, dtype=np.int64),
+            positions=positions,
+        )
+
+
+def attention_items(feeds: list[Feed], block_size: int) -> AttentionItems:
+    """Items for the feeds of a step, whose rows lie one feed behind the other, neighbours in plan order."""
+    builder = _Builder(block_size)
+    offsets = np.cumsum([0, *(feed.count for feed in feeds)]).tolist()
+    common = [0, *(shared_depth(a.sequence, b.sequence) for a, b in pairwise(feeds)), 0]
+    shared = list(segments(common, offsets, block_size))
+    for first, last, above, below in shared:
+        path = feeds[first].sequence.path
+        blocks = [node.block for node in path[above:below]]
+        builder.add(above, blocks, below * block_size, (offsets[first], offsets[last]))
+    own_from = private_depths(shared, len(feeds))
+    for index, (feed, depth) in enumerate(zip(feeds, own_from, strict=True)):
+        end = feed.start + feed.count
+        blocks = feed.sequence.block_ids()[depth : -(-end // block_size)]
+        builder.add(depth, blocks, end, (offsets[index], offsets[index + 1]))
+    positions = [np.arange(feed.start, feed.start + feed.count) for feed in feeds]
+    return builder.build(np.concatenate(positions))
+
+
+def shared_depth(first: Sequence, second: Sequence) -> int:
+    """How many leading blocks two sequences hold in common. Paths of a tree: equal at one depth, equal above it."""
+    low, high = 0, min(len(first.path), len(second.path))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first.path[middle - 1] is second.path[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def segments(common: list[int], offsets: list[int], block_size: int) -> Iterator[tuple[int, int, int, int]]:
+    """Shared runs of blocks worth an item: (first feed, last feed + 1, first block, last block + 1).
+
+    common[i] is the shared depth of feeds i-1 and i, with zeros at both ends. A run is the path piece below which a
+    group of neighbours still agrees; one with few queries or few keys is left to the groups below it.
+    """
+    stack = [(0, len(common) - 1, 0)]
+    while stack:
+        first, last, above = stack.pop()
+        if last - first < 2:
+            continue
+        inner = common[first + 1 : last]
+        below = min(inner)
+        if below > above and worth_sharing(offsets[last] - offsets[first], (below - above) * block_size):
+            yield first, last, above, below
+            above = below
+        cuts = [first, *(first + 1 + i for i, depth in enumerate(inner) if depth == below), last]
+        stack += [(start, end, above) for start, end in pairwise(cuts)]
+
+
+def private_depths(shared: list[tuple[int, int, int, int]], num_feeds: int) -> list[int]:
+    """For every feed the block at which its own item starts: behind the last shared run it belongs to."""
+    depths = [0] * num_feeds
+    for first, last, _, below in shared:
+        for index in range(first, last):
+            depths[index] = max(depths[index], below)
+    return depths
+
+
+def worth_sharing(num_queries: int, num_keys: int) -> bool:
+    return num_queries >= MIN_SHARED_QUERIES and num_keys >= MIN_SHARED_KEYS

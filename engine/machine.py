@@ -1,0 +1,87 @@
+"""What this machine grants: device, cores, memory, and the number format it computes fast in.
+
+Reads the system; decides nothing about a job.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from ..kernels.tables import TABLES
+from .checkpoint import ModelError
+from .config import parse_memory
+
+CGROUP = Path("/sys/fs/cgroup")
+AUTO_SHARE = 0.25  # of free memory, for the KV cache
+AUTO_LIMIT = 4 * 2**30
+
+
+def resolve_device(name: str) -> torch.device:
+    """The torch device of an `engine.device` value. Raises ModelError when a named device is not usable."""
+    if name == "auto":
+        usable = torch.cuda.is_available() and "cuda" in TABLES
+        return torch.device("cuda" if usable else "cpu")
+    kind = name.split(":")[0]
+    if kind not in TABLES:
+        raise ModelError(f"engine.device: no kernels for {name!r} yet, use cpu")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ModelError(f"engine.device: {name!r}, but this torch finds no CUDA device")
+    return torch.device(name)
+
+
+def compute_dtype(name: str, checkpoint: Any, device: torch.device) -> torch.dtype:
+    """The number format of the computation. `auto`: the checkpoint's; float32 where the processor has no bfloat16."""
+    if name != "auto":
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+    if checkpoint.dtype == torch.float32:
+        return torch.float32
+    return torch.bfloat16 if device.type == "cuda" or has_bfloat16() else torch.float32
+
+
+def has_bfloat16() -> bool:
+    """The processor multiplies bfloat16 natively."""
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    return re.search(r"\b(avx512_bf16|amx_bf16)\b", flags) is not None
+
+
+def granted_cores() -> int:
+    """Cores this process may use: its affinity mask, and the CPU quota of its cgroup."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _read_numbers(CGROUP / "cpu.max")
+    if len(quota) == 2 and quota[1] > 0:
+        allowed = min(allowed, max(1, int(quota[0] // quota[1])))
+    return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))
+
+
+def use_granted_cores() -> None:
+    """As many torch threads as cores; more would only take turns."""
+    torch.set_num_threads(min(torch.get_num_threads(), granted_cores()))
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can still be allocated on the device, within the cgroup's limit."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free = psutil.virtual_memory().available
+    limit, used = _read_numbers(CGROUP / "memory.max"), _read_numbers(CGROUP / "memory.current")
+    return min(free, max(0, int(limit[0] - used[0]))) if limit and used else free
+
+
+def kv_cache_bytes(memory: str | int | float, device: torch.device) -> int:
+    """Bytes of KV cache for an `engine.memory` value."""
+    size = parse_memory(memory)
+    if size is None:
+        return min(int(AUTO_SHARE * free_memory(device)), AUTO_LIMIT)
+    return int(size * free_memory(device)) if isinstance(size, float) else size
+
+
+def _read_numbers(path: Path) -> list[float]:
+    """The numbers of a cgroup file; empty when it is absent or says "max"."""
+    try:
+        return [float(word) for word in path.read_text().split()]
+    except (OSError, ValueError):
+        return []

@@ -1,0 +1,106 @@
+"""One step on the device: its tensors, the forward pass, what is drawn from the logits.
+
+Knows how a step is executed, not how it was chosen; a step that raises is split until the fault stands alone.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..kernels import Kernels
+from .batch import Batch
+from .items import attention_items
+from .kv import KVPages, KVShape
+from .request import RowError
+from .sampling import Sampler
+from .sequence import Drawn, Feed, Step
+
+LOGITS_BYTES = 128 * 2**20  # float32 logits held at once
+
+
+class Model(Protocol):
+    """What the runner needs of a decoder."""
+
+    def kv_shape(self) -> KVShape: ...
+    def rope_choice(self, length: int) -> int: ...
+    def forward(self, batch: Batch, pages: KVPages) -> Tensor: ...
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """Executes steps over one set of KV pages."""
+
+    model: Model
+    kernels: Kernels
+    pages: KVPages
+    sampler: Sampler
+    device: torch.device
+
+    def execute(self, step: Step) -> list[Drawn | None]:
+        """One entry per feed: what it drew, or None when it does not sample."""
+        self.pages.copy_blocks(step.copies)
+        return self._isolate(step.feeds)
+
+    @torch.inference_mode()
+    def _run(self, feeds: list[Feed]) -> list[Drawn | None]:
+        hidden = self.model.forward(self._batch(feeds), self.pages)
+        sampling = [feed for feed in feeds if feed.samples]
+        drawn: list[Drawn] = []
+        for start in range(0, len(sampling), self._rows_at_once(hidden)):
+            rows = slice(start, start + self._rows_at_once(hidden))
+            sequences = [feed.sequence for feed in sampling[rows]]
+            drawn += self.sampler.draw(sequences, self.model.logits(hidden[rows]))
+        results = iter(drawn)
+        return [next(results) if feed.samples else None for feed in feeds]
+
+    def _isolate(self, feeds: list[Feed]) -> list[Drawn | None]:
+        """Runs the feeds; when that raises, each half by itself, down to the one row that is at fault.
+
+        Running a feed again writes the same keys to the same slots, so the others lose nothing.
+        """
+        try:
+            return self._run(feeds)
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            if len(feeds) == 1:
+                raise MemoryError(f"out of memory at {feeds[0].count} tokens a step; lower engine.max_batch_tokens") from error
+        except Exception as error:
+            if len(feeds) == 1:
+                fault = RowError("engine", "generate", f"{type(error).__name__}: {error}", retryable=True)
+                return [Drawn(error=fault)]
+        middle = len(feeds) // 2
+        return self._isolate(feeds[:middle]) + self._isolate(feeds[middle:])
+
+    def _batch(self, feeds: list[Feed]) -> Batch:
+        items = attention_items(feeds, self.pages.block_size)
+        counts = [feed.count for feed in feeds]
+        tokens = [token for feed in feeds for token in feed.sequence.tokens[feed.start : feed.start + feed.count]]
+        choices = np.repeat([feed.sequence.task.rope_choice for feed in feeds], counts)
+        last = np.cumsum(counts) - 1
+        return Batch(
+            tokens=self._tensor(np.array(tokens, dtype=np.int64)),
+            positions=self._tensor(items.positions),
+            slots=self._tensor(self._slots(feeds)),
+            rope_choice=self._tensor(choices),
+            attention=self.kernels.plan_attention(items, self.pages.block_size),
+            sampled=self._tensor(last[[feed.samples for feed in feeds]]),
+        )
+
+    def _slots(self, feeds: list[Feed]) -> np.ndarray:
+        """Block and offset of every fed token, as one number."""
+        size = self.pages.block_size
+        parts = []
+        for feed in feeds:
+            positions = np.arange(feed.start, feed.start + feed.count)
+            blocks = np.array(feed.sequence.block_ids(), dtype=np.int64)
+            parts.append(blocks[positions // size] * size + positions % size)
+        return np.concatenate(parts)
+
+    def _tensor(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(self.device)
+
+    def _rows_at_once(self, hidden: Tensor) -> int:
+        return max(1, LOGITS_BYTES // (4 * self.sampler.vocabulary))

@@ -1,0 +1,383 @@
+"""The scheduler against a model made of arithmetic: every answer, every block and every computed token is known."""
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchgen.engine.blocks import BlockPool, BlockTree, UnsharedBlocks
+from batchgen.engine.intake import Intake
+from batchgen.engine.request import Completion, Request, RowError, Sampling
+from batchgen.engine.scheduler import EngineStalled, Scheduler, Statistics
+from batchgen.engine.sequence import Drawn, Step
+
+VOCABULARY = 50
+EOS = 7
+
+
+@dataclass
+class Bounds:
+    kv_tokens: int
+    vocabulary: int = VOCABULARY
+    context_length: int = 10_000
+    eos_ids: frozenset[int] = frozenset({EOS})
+
+    def rope_choice(self, length: int) -> int:
+        return 0
+
+
+def next_token(tokens: list[int], key: int = 0, sample: int = 0) -> int:
+    """Depends on every token before it and, when sampled, on the row."""
+    state = 17 + 1000 * key + 100_000 * sample
+    for token in tokens:
+        state = (state * 31 + token + 1) % 1_000_003
+    return state % VOCABULARY
+
+
+def expected_answer(request: Request, sample: int = 0) -> list[int]:
+    sampling, tokens, answer = request.sampling, list(request.prompt), []
+    row = (0, 0) if sampling.greedy else (request.key, sample)
+    while len(answer) < sampling.max_tokens:
+        answer.append(next_token(tokens + answer, *row))
+        if answer[-1] == EOS and not sampling.ignore_eos and len(answer) >= sampling.min_tokens:
+            break
+    return answer
+
+
+@dataclass
+class PagedModel:
+    """Stands for the device: remembers which token each slot's key was computed from, and refuses stale reads."""
+
+    block_size: int
+    slots: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def execute(self, step: Step) -> list[Drawn | None]:
+        for source, destination in step.copies:
+            for offset in range(self.block_size):
+                copied = self.slots.get(source * self.block_size + offset)
+                self.slots[destination * self.block_size + offset] = copied or ()
+        for feed in step.feeds:
+            self._write(feed)
+        return [self._draw(feed) if feed.samples else None for feed in step.feeds]
+
+    def _slot(self, sequence, position: int) -> int:
+        return sequence.block_ids()[position // self.block_size] * self.block_size + position % self.block_size
+
+    def _write(self, feed) -> None:
+        for position in range(feed.start, feed.start + feed.count):
+            self.slots[self._slot(feed.sequence, position)] = tuple(feed.sequence.tokens[: position + 1])
+
+    def _draw(self, feed) -> Drawn:
+        sequence = feed.sequence
+        for position in range(len(sequence.tokens)):
+            assert self.slots[self._slot(sequence, position)] == tuple(sequence.tokens[: position + 1])
+        request = sequence.task.request
+        row = (0, 0) if request.sampling.greedy else (request.key, sequence.sample)
+        return Drawn(next_token(sequence.tokens, *row))
+
+
+def run(
+    requests, *, num_blocks=64, block_size=4, budget=16, max_sequences=8, sharing=True, model=None
+) -> tuple[list[Completion], Statistics]:
+    pool = BlockPool(num_blocks)
+    tree = (BlockTree if sharing else UnsharedBlocks)(pool, block_size)
+    statistics = Statistics(kv_blocks_total=num_blocks)
+    intake = Intake(iter(requests), Bounds(num_blocks * block_size), lambda tokens: "", deque())
+    scheduler = Scheduler(intake, tree, budget, max_sequences, statistics)
+    model = model or PagedModel(block_size)
+    finished: list[Completion] = []
+    while True:
+        step = scheduler.schedule()
+        scheduler.check_invariants()
+        finished += scheduler.take_finished()
+        if step is None:
+            if intake.exhausted:
+                break
+            continue
+        assert step.num_tokens <= budget
+        assert all(feed.count > 0 for feed in step.feeds)
+        scheduler.commit(step, model.execute(step))
+        scheduler.check_invariants()
+        finished += scheduler.take_finished()
+    assert pool.num_free == num_blocks
+    return finished, statistics
+
+
+def distinct_prefix_tokens(prompts) -> int:
+    return len({tuple(prompt[: end + 1]) for prompt in prompts for end in range(len(prompt))})
+
+
+def greedy(max_tokens: int, **others) -> Sampling:
+    return Sampling(max_tokens=max_tokens, temperature=0, **others)
+
+
+prompts_of_a_tree = st.lists(
+    st.tuples(
+        st.sampled_from([(), (1, 2, 3), (1, 2, 3, 4, 5, 6, 8, 9), (1, 2, 9, 9, 9), tuple(range(10, 31))]),
+        st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=12),
+    ).map(lambda parts: [*parts[0], *parts[1]]),
+    min_size=1,
+    max_size=24,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    prompts=prompts_of_a_tree,
+    block_size=st.integers(1, 9),
+    slack=st.integers(0, 40),
+    budget=st.integers(1, 40),
+    max_sequences=st.integers(1, 12),
+    sharing=st.booleans(),
+    planned=st.booleans(),
+    temperature=st.sampled_from([0.0, 1.0]),
+    seed=st.integers(0, 99),
+)
+def test_every_row_gets_its_answer_whatever_the_limits(
+    prompts, block_size, slack, budget, max_sequences, sharing, planned, temperature, seed
+):
+    lengths = random.Random(seed)
+    requests = [
+        Request(key, prompt, Sampling(max_tokens=lengths.randint(1, 20), temperature=temperature, n=lengths.randint(1, 3)))
+        for key, prompt in enumerate(sorted(prompts) if planned else prompts)
+    ]
+    longest = max(len(request.prompt) + request.sampling.max_tokens for request in requests)
+    num_blocks = -(-longest // block_size) + slack // block_size
+    finished, statistics = run(
+        requests,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        budget=budget,
+        max_sequences=max_sequences,
+        sharing=sharing,
+    )
+    assert sorted(completion.key for completion in finished) == list(range(len(requests)))
+    for completion in finished:
+        request = requests[completion.key]
+        answers = [sample.tokens for sample in completion.samples]
+        assert answers == [expected_answer(request, sample) for sample in range(request.sampling.n)]
+        assert completion.error is None
+        assert completion.usage.prompt_tokens == len(request.prompt)
+        assert 0 <= completion.usage.cached_tokens <= len(request.prompt)
+
+
+@settings(max_examples=200, deadline=None)
+@given(prompts=prompts_of_a_tree, block_size=st.integers(1, 9), budget=st.integers(1, 64), extra=st.integers(1, 64))
+def test_in_plan_order_every_distinct_prefix_token_is_computed_once(prompts, block_size, budget, extra):
+    prompts = sorted(map(list, {tuple(prompt) for prompt in prompts}))
+    requests = [Request(key, prompt, greedy(3, ignore_eos=True)) for key, prompt in enumerate(prompts)]
+    longest = max(map(len, prompts)) + 3
+    num_blocks = -(-longest // block_size) + 1 + extra
+    _, statistics = run(requests, num_blocks=num_blocks, block_size=block_size, budget=budget)
+    lasts = sum(any(other[: len(p)] == p for other in prompts if other is not p) for p in prompts)
+    bound = distinct_prefix_tokens(prompts)
+    assert statistics.computed_prompt_tokens - statistics.recomputed_tokens <= bound + lasts
+    if statistics.preemptions == 0:
+        assert statistics.computed_prompt_tokens >= bound
+
+
+def test_answers_longer_than_foreseen_are_preempted_and_still_right():
+    def ends_only_late(key):  # every token but the last two thirds of the rows' ends the answer at once
+        return greedy(30, stop_token_ids=tuple(range(VOCABULARY)) if key < 80 else (VOCABULARY - 1,), ignore_eos=True)
+
+    requests = [Request(key, [key % 50, key // 50, 2], ends_only_late(key)) for key in range(100)]
+    finished, statistics = run(requests, num_blocks=20, block_size=4, budget=64)
+    assert statistics.preemptions > 0
+    assert statistics.recomputed_tokens > 0
+    outcome = {completion.key: completion for completion in finished}
+    for request in requests[80:]:
+        whole = expected_answer(request)
+        end = whole.index(VOCABULARY - 1) + 1 if VOCABULARY - 1 in whole else len(whole)
+        assert outcome[request.key].tokens == whole[:end]
+
+
+def test_siblings_wait_for_a_prefix_that_is_being_computed():
+    prefix = list(range(20)) + list(range(20))
+    requests = [Request(key, [*prefix, key], greedy(2, ignore_eos=True)) for key in range(10)]
+    _, statistics = run(requests, budget=16)
+    assert statistics.computed_prompt_tokens == len(prefix) + 10
+
+
+def test_a_branch_inside_a_block_copies_it():
+    requests = [Request(0, [1, 2, 3, 4, 5, 6, 9], greedy(2)), Request(1, [1, 2, 3, 4, 5, 6, 8], greedy(2))]
+    finished, statistics = run(requests)
+    assert statistics.copied_blocks == 1
+    assert {completion.key: completion.usage.cached_tokens for completion in finished} == {0: 0, 1: 6}
+
+
+def test_equal_greedy_rows_are_computed_once():
+    requests = [Request(key, [1, 2, 3], greedy(5, ignore_eos=True, seed=key)) for key in range(1000)]
+    finished, statistics = run(requests)
+    assert len(finished) == 1000
+    assert statistics.output_tokens == 5
+    assert statistics.duplicates == 999
+    assert sorted(completion.usage.cached_tokens for completion in finished) == [0] + [3] * 999
+
+
+def test_equal_rows_that_sample_are_not_merged():
+    requests = [Request(key, [1, 2, 3], Sampling(max_tokens=5, ignore_eos=True)) for key in range(4)]
+    finished, statistics = run(requests)
+    assert len({tuple(completion.tokens) for completion in finished}) == 4
+    assert statistics.duplicates == 0
+    assert statistics.computed_prompt_tokens == 3 + 3  # the last prompt token again for each of the three others
+
+
+def test_greedy_samples_of_one_row_are_one_computation():
+    finished, statistics = run([Request(0, [1, 2], greedy(4, n=3, ignore_eos=True))])
+    assert finished[0].tokens == [expected_answer(Request(0, [1, 2], greedy(4, ignore_eos=True)))] * 3
+    assert statistics.output_tokens == 4
+    assert finished[0].usage.completion_tokens == 12
+
+
+def test_interleaved_groups_still_share_while_rows_are_alive():
+    groups = [[base + i for i in range(16)] for base in (0, 16, 32)]
+    requests = [Request(i, [*groups[i % 3], i % 50], greedy(2, ignore_eos=True)) for i in range(12)]
+    _, statistics = run(requests, budget=64, max_sequences=12)
+    assert statistics.computed_prompt_tokens == 3 * 16 + 12
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        (Request(0, [], greedy(1)), "empty_prompt"),
+        (Request(0, [VOCABULARY], greedy(1)), "bad_params"),
+        (Request(0, [-1], greedy(1)), "bad_params"),
+        (Request(0, [1], greedy(1, stop_token_ids=(99_999,))), "bad_params"),
+        (Request(0, [1] * 9_999, greedy(2)), "context_length"),
+        (Request(0, [1] * 200, greedy(100)), "engine"),
+        (Request(0, [1], greedy(1), error=RowError("template", "prompt", "no")), "template"),
+    ],
+)
+def test_a_row_that_cannot_run_is_refused_alone(request_, code):
+    good = Request(1, [1, 2], greedy(3))
+    finished, _ = run([request_, good])
+    outcome = {completion.key: completion for completion in finished}
+    assert outcome[0].error.code == code
+    assert outcome[0].finish_reason == "error"
+    assert outcome[1].tokens == expected_answer(good)
+
+
+def test_row_too_large_for_the_memory_names_both_sizes():
+    finished, _ = run([Request(0, [1] * 200, greedy(100))], num_blocks=64, block_size=4)
+    assert "200" in finished[0].error.message
+    assert "256" in finished[0].error.message
+    assert finished[0].error.retryable
+
+
+@dataclass
+class FaultyModel(PagedModel):
+    """Reports an error for one row at its first token."""
+
+    bad_key: int = 0
+
+    def _draw(self, feed) -> Drawn:
+        if feed.sequence.task.request.key == self.bad_key:
+            return Drawn(error=RowError("numeric", "generate", "NaN"))
+        return super()._draw(feed)
+
+
+@pytest.mark.parametrize("bad_key", range(5))
+@pytest.mark.parametrize("budget", [3, 64])
+def test_a_row_that_fails_leaves_its_siblings_whole(bad_key, budget):
+    prefix = list(range(30))
+    requests = [Request(key, [*prefix, key], Sampling(max_tokens=4, n=2)) for key in range(5)]
+    finished, _ = run(requests, budget=budget, model=FaultyModel(4, bad_key=bad_key))
+    for completion in finished:
+        if completion.key == bad_key:
+            assert completion.error.code == "numeric"
+            assert completion.tokens is None
+        else:
+            assert completion.tokens == [expected_answer(requests[completion.key], sample) for sample in (0, 1)]
+    assert len(finished) == 5
+
+
+@dataclass
+class FailsInThePrompt(PagedModel):
+    """The leader fails before its prompt is computed, while its siblings wait for it."""
+
+    def execute(self, step: Step) -> list[Drawn | None]:
+        results = super().execute(step)
+        for index, feed in enumerate(step.feeds):
+            if feed.sequence.task.request.key == 0 and feed.start + feed.count > 8:
+                results[index] = Drawn(error=RowError("engine", "generate", "raised"))
+        return results
+
+
+def test_siblings_of_a_leader_that_fails_start_over():
+    prefix = list(range(30))
+    requests = [Request(key, [*prefix, key], greedy(3)) for key in range(5)]
+    finished, _ = run(requests, budget=8, model=FailsInThePrompt(4))
+    outcome = {completion.key: completion for completion in finished}
+    assert outcome[0].error.code == "engine"
+    assert all(outcome[key].tokens == expected_answer(requests[key]) for key in range(1, 5))
+
+
+@pytest.mark.parametrize("token", [-1, VOCABULARY, 2**31])
+def test_an_impossible_token_is_the_row_s_error(token):
+    class Impossible(PagedModel):
+        def _draw(self, feed):
+            return Drawn(token) if feed.sequence.task.request.key == 1 else super()._draw(feed)
+
+    requests = [Request(key, [key, 5], greedy(3)) for key in range(3)]
+    finished, _ = run(requests, model=Impossible(4))
+    outcome = {completion.key: completion for completion in finished}
+    assert outcome[1].error.code == "engine"
+    assert str(token) in outcome[1].error.message
+    assert outcome[2].tokens == expected_answer(requests[2])
+
+
+def test_pulls_only_as_there_is_room():
+    pulled = []
+
+    def endless():
+        for key in range(10**9):
+            pulled.append(key)
+            yield Request(key, [key % VOCABULARY, key // VOCABULARY % VOCABULARY, 3], greedy(4, ignore_eos=True))
+
+    pool = BlockPool(32)
+    intake = Intake(endless(), Bounds(128), lambda tokens: "", deque())
+    scheduler = Scheduler(intake, BlockTree(pool, 4), 16, 8, Statistics())
+    model = PagedModel(4)
+    for _ in range(20):
+        step = scheduler.schedule()
+        scheduler.commit(step, model.execute(step))
+    assert len(list(scheduler.take_finished())) > 8
+    assert len(pulled) < 100
+
+
+def test_many_refused_rows_are_handed_out_in_pieces():
+    requests = (Request(key, [], greedy(1)) for key in range(20_000))
+    intake = Intake(requests, Bounds(128), lambda tokens: "", deque())
+    scheduler = Scheduler(intake, BlockTree(BlockPool(8), 4), 16, 8, Statistics())
+    most = total = 0
+    while not intake.exhausted:
+        assert scheduler.schedule() is None
+        batch = list(scheduler.take_finished())
+        most, total = max(most, len(batch)), total + len(batch)
+    assert total == 20_000
+    assert most < 5_000
+
+
+def test_thrashing_is_bounded():
+    requests = [Request(key, [key] * 24, greedy(3, ignore_eos=True)) for key in range(20)]
+    _, statistics = run(requests, num_blocks=10, block_size=4, budget=64)
+    assert statistics.computed_prompt_tokens <= 1.2 * 20 * 24
+
+
+def test_no_progress_raises_instead_of_hanging():
+    pool = BlockPool(4)
+    intake = Intake(iter([Request(0, [1] * 12, greedy(4))]), Bounds(16), lambda tokens: "", deque())
+    scheduler = Scheduler(intake, BlockTree(pool, 4), 16, 8, Statistics())
+    pool.take(2)  # blocks that somebody lost
+    with pytest.raises(EngineStalled, match="2 of 4 KV blocks free"):
+        scheduler.schedule()
+
+
+def test_hundred_thousand_rows_leave_nothing_behind():
+    requests = (Request(key, [key % 50, key // 50 % 50, key // 2500], greedy(1)) for key in range(20_000))
+    finished, statistics = run(requests, num_blocks=64, block_size=4, budget=64, max_sequences=32)
+    assert len(finished) == 20_000
+    assert statistics.kv_blocks_peak <= 64
