@@ -1,0 +1,215 @@
+"""Paged attention in plain PyTorch: gather a batch of tiles, multiply, softmax, merge the partial results.
+
+Knows tensors and the order of arithmetic; which tiles there are is decided in layout.py.
+
+Shapes: G tiles of a batch, n queries and m keys of a tile, g = Q / K query heads of a key/value head.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import AttentionItems, Ints, Masking
+from .layout import Geometry, TileBatch, make_batches
+
+HIDDEN = -1e30  # score of a key that is not seen: finite, so that a row without any key stays finite
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A TileBatch on the device, with one index per key/value head: heads are rows of the flattened tensors."""
+
+    shape: tuple[int, int, int]  # G, n, m
+    queries: Tensor  # [K * G * n] rows of the head-major queries [K * T, g * D]
+    blocks: Tensor  # [K * G * m / B] rows of the flattened pages [K * N, B * D]
+    stale: Tensor  # rows of the gathered keys [K * G * m, D] that hold no key
+    bias: Tensor | None  # [G, n, 1, m] float32, 0 or HIDDEN
+    first_row: int  # of this batch's partial results, [K * G * n] rows
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Queries with the same number of partial results."""
+
+    queries: Tensor  # [t] rows of the step
+    partials: tuple[Tensor, ...]  # one entry per partial: [t * K] rows of the partial results
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Everything about a step that layers of one geometry share."""
+
+    batches: tuple[Batch, ...]
+    merges: tuple[Merge, ...]
+    num_rows: int  # partial results
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """The items of a step and the layouts made of them, one per geometry, when a layer first asks."""
+
+    items: AttentionItems
+    block_size: int
+    layouts: dict[tuple[Geometry, int], Layout] = field(default_factory=dict)
+
+    def layout(self, geometry: Geometry, num_blocks: int) -> Layout:
+        key = (geometry, num_blocks)
+        if key not in self.layouts:
+            self.layouts[key] = _make_layout(self.items, geometry, num_blocks)
+        return self.layouts[key]
+
+
+def plan_attention(items: AttentionItems, block_size: int) -> AttentionPlan:
+    """See the contract. Indices are built when the first layer of a geometry runs and serve all its layers."""
+    return AttentionPlan(items, block_size)
+
+
+def attention(query: Tensor, key_pages: Tensor, value_pages: Tensor, plan: AttentionPlan, masking: Masking) -> Tensor:
+    """[T, Q, D] attended over the pages [K, N, B, D]; see the contract."""
+    num_tokens, num_heads, head_dim = query.shape
+    num_kv_heads, num_blocks = key_pages.shape[:2]
+    geometry = Geometry(num_heads, num_kv_heads, head_dim, plan.block_size, masking.window)
+    layout = plan.layout(geometry, num_blocks)
+    group = num_heads // num_kv_heads
+    rows = query.reshape(num_tokens, num_kv_heads, group * head_dim).transpose(0, 1)
+    folds = query.dtype == torch.float32 or math.frexp(masking.scale)[0] == 0.5
+    rows = (rows * masking.scale if folds else rows).reshape(num_kv_heads * num_tokens, group * head_dim)
+    scale = 1.0 if folds else masking.scale
+    outputs = torch.empty(layout.num_rows, group, head_dim, dtype=query.dtype, device=query.device)
+    weights = torch.empty(layout.num_rows, group, device=query.device)
+    for batch in layout.batches:
+        _attend(rows, key_pages, value_pages, batch, scale, masking.softcap, outputs, weights)
+    return _merge(outputs, weights, layout.merges, query)
+
+
+def _attend(
+    rows: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    batch: Batch,
+    scale: float,
+    softcap: float | None,
+    outputs: Tensor,
+    weights: Tensor,
+) -> None:
+    """Writes the normalised partial results of one batch and their log-sum-exps."""
+    num_heads, head_dim = key_pages.shape[0], key_pages.shape[-1]
+    num_tiles, num_queries, num_keys = batch.shape
+    mine = slice(batch.first_row, batch.first_row + num_heads * num_tiles * num_queries)
+    query = rows.index_select(0, batch.queries).view(num_heads * num_tiles, -1, head_dim)
+    keys = _gather(key_pages, batch, query.dtype)
+    scores = _scores(query, keys.transpose(1, 2))
+    if scale != 1.0:
+        scores *= scale
+    if softcap is not None:
+        scores.div_(softcap).tanh_().mul_(softcap)
+    if batch.bias is not None:
+        scores.view(num_heads, num_tiles, num_queries, -1, num_keys).add_(batch.bias)
+    largest = scores.amax(-1)
+    torch.softmax(scores, -1, out=scores)
+    weights[mine] = (largest - scores.amax(-1).log_()).view(-1, weights.shape[1])
+    values = _gather(value_pages, batch, query.dtype)
+    out = outputs[mine].view(num_heads * num_tiles, -1, head_dim)
+    torch.bmm(scores.to(query.dtype), values, out=out)
+
+
+def _gather(pages: Tensor, batch: Batch, dtype: torch.dtype) -> Tensor:
+    """The pages of a batch as [K * G, m, D], zero where a slot holds no key of its item."""
+    num_heads, num_blocks, block_size, head_dim = pages.shape
+    rows = pages.view(num_heads * num_blocks, block_size * head_dim).index_select(0, batch.blocks)
+    rows = rows.view(-1, head_dim).index_fill_(0, batch.stale, 0)
+    return rows.view(num_heads * batch.shape[0], batch.shape[2], head_dim).to(dtype)
+
+
+def _scores(query: Tensor, keys: Tensor) -> Tensor:
+    """query [b, r, D] times keys [b, D, m] in float32. Low precision products come rounded: the second product gives
+
+    what the rounding took, so that their sum is good to float32's place.
+    """
+    if query.dtype == torch.float32:
+        return torch.bmm(query, keys)
+    rounded = torch.bmm(query, keys)
+    rest = torch.baddbmm(rounded, query, keys, beta=-1)
+    return rounded.float().add_(rest)
+
+
+def _merge(outputs: Tensor, weights: Tensor, merges: tuple[Merge, ...], query: Tensor) -> Tensor:
+    parts = [_merge_one(outputs, weights, merge, query) for merge in merges]
+    if len(parts) == 1:
+        return parts[0]
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    for part, merge in zip(parts, merges, strict=True):
+        out.index_copy_(0, merge.queries, part)
+    return out
+
+
+def _merge_one(outputs: Tensor, weights: Tensor, merge: Merge, query: Tensor) -> Tensor:
+    shape = (len(merge.queries), *query.shape[1:])
+    if len(merge.partials) == 1:
+        return outputs.index_select(0, merge.partials[0]).view(shape)
+    shares = torch.softmax(torch.stack([weights.index_select(0, rows) for rows in merge.partials]), 0).unsqueeze(-1)
+    merged = outputs.index_select(0, merge.partials[0]) * shares[0]
+    for rows, share in zip(merge.partials[1:], shares[1:], strict=True):
+        merged.addcmul_(outputs.index_select(0, rows).float(), share)
+    return merged.to(query.dtype).view(shape)
+
+
+def _make_layout(items: AttentionItems, geometry: Geometry, num_blocks: int) -> Layout:
+    tile_batches = make_batches(items, geometry)
+    batches: list[Batch] = []
+    num_rows = 0
+    for tiles in tile_batches:
+        batches.append(_make_batch(tiles, geometry, num_blocks, len(items.positions), num_rows))
+        num_rows += geometry.num_kv_heads * tiles.queries.size
+    merges = _make_merges(tile_batches, batches, geometry.num_kv_heads, len(items.positions))
+    return Layout(tuple(batches), merges, num_rows)
+
+
+def _make_batch(tiles: TileBatch, geometry: Geometry, num_blocks: int, num_tokens: int, first_row: int) -> Batch:
+    heads = np.arange(geometry.num_kv_heads)[:, None]
+    shape = (*tiles.queries.shape, tiles.blocks.shape[1] * geometry.block_size)
+    bias = None
+    if tiles.hidden is not None:
+        bias = torch.from_numpy(np.where(tiles.hidden, np.float32(HIDDEN), np.float32(0))).unsqueeze(2)
+    return Batch(
+        shape=shape,
+        queries=torch.from_numpy((heads * num_tokens + tiles.queries.ravel()).ravel()),
+        blocks=torch.from_numpy((heads * num_blocks + tiles.blocks.ravel()).ravel()),
+        stale=torch.from_numpy((heads * (shape[0] * shape[2]) + tiles.stale).ravel()),
+        bias=bias,
+        first_row=first_row,
+    )
+
+
+def _make_merges(
+    tile_batches: list[TileBatch], batches: list[Batch], num_kv_heads: int, num_tokens: int
+) -> tuple[Merge, ...]:
+    """Groups the queries by how many partial results they have and says where these lie."""
+    query, row, stride = _partial_rows(tile_batches, batches)
+    order = np.argsort(query, kind="stable")
+    counts = np.bincount(query, minlength=num_tokens)
+    first = np.cumsum(counts) - counts
+    heads = np.arange(num_kv_heads)
+    merges = []
+    for count in np.unique(counts):
+        chosen = np.flatnonzero(counts == count)
+        partials = []
+        for rank in range(count):
+            entry = order[first[chosen] + rank]
+            partials.append(torch.from_numpy((row[entry][:, None] + stride[entry][:, None] * heads).ravel()))
+        merges.append(Merge(torch.from_numpy(chosen), tuple(partials)))
+    return tuple(merges)
+
+
+def _partial_rows(tile_batches: list[TileBatch], batches: list[Batch]) -> tuple[Ints, Ints, Ints]:
+    """Of every partial result: its query, its row for key/value head 0, and how far apart its heads are."""
+    queries, rows, strides = [], [], []
+    for tiles, batch in zip(tile_batches, batches, strict=True):
+        slot = np.flatnonzero(tiles.present)
+        queries.append(tiles.queries.ravel()[slot])
+        rows.append(batch.first_row + slot)
+        strides.append(np.full(len(slot), tiles.queries.size))
+    return np.concatenate(queries), np.concatenate(rows), np.concatenate(strides)

@@ -1,0 +1,56 @@
+"""The literal table of op tables by kind of device. Knows which implementation an op has, not how it works."""
+
+from torch import Tensor
+
+from . import Kernels
+from .attention import AttentionItems, Masking
+from .attention.reference import AttentionPlan, attention, plan_attention
+from .linear.reference import linear
+from .rms_norm.reference import rms_norm
+from .rotary.reference import rotary
+from .sampling import Filters, Penalties
+from .sampling.reference import finite, logprobs, penalise, sample
+from .swiglu.reference import swiglu
+from .write_kv.reference import write_kv
+
+
+class CpuKernels:
+    """Every op by its PyTorch reference."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        return rms_norm(x, weight, epsilon)
+
+    def rotary(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return rotary(query, key, cos, sin)
+
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        return swiglu(gate_up)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return linear(x, weight, bias)
+
+    def write_kv(self, key: Tensor, value: Tensor, slots: Tensor, key_pages: Tensor, value_pages: Tensor) -> None:
+        write_kv(key, value, slots, key_pages, value_pages)
+
+    def plan_attention(self, items: AttentionItems, block_size: int) -> AttentionPlan:
+        return plan_attention(items, block_size)
+
+    def attention(
+        self, query: Tensor, key_pages: Tensor, value_pages: Tensor, plan: AttentionPlan, masking: Masking
+    ) -> Tensor:
+        return attention(query, key_pages, value_pages, plan, masking)
+
+    def finite(self, logits: Tensor) -> Tensor:
+        return finite(logits)
+
+    def penalise(self, logits: Tensor, penalties: Penalties) -> Tensor:
+        return penalise(logits, penalties)
+
+    def sample(self, logits: Tensor, filters: Filters) -> Tensor:
+        return sample(logits, filters)
+
+    def logprobs(self, logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
+        return logprobs(logits, tokens, top)
+
+
+TABLES: dict[str, type[Kernels]] = {"cpu": CpuKernels}
