@@ -1,0 +1,140 @@
+"""The input, prompt and output sections of a job file, checked value by value.
+
+Knows which values are legal and which are not there yet; opens no file and loads no model.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+NonEmpty = Annotated[str, Field(min_length=1)]
+
+
+class _Section(BaseModel):
+    """Unknown keys, coerced types and later changes are refused; a message about one key starts with it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class InputSettings(_Section):
+    """Which rows to read."""
+
+    path: NonEmpty | Annotated[tuple[NonEmpty, ...], Field(strict=False, min_length=1)] = Field(
+        description="path, glob or directory, or a list of them"
+    )
+    format: Literal["auto", "parquet", "jsonl", "arrow", "csv", "openai"] = Field(
+        "auto", description="auto goes by the file name"
+    )
+    config: str | None = Field(None, description="configuration of a Hub data set")
+    split: NonEmpty = Field("train", description="split of a Hub data set or of a saved DatasetDict")
+    id: NonEmpty | None = Field(None, description="column whose values identify rows; default: the position")
+    limit: Annotated[int, Field(ge=1)] | None = Field(None, description="read only this many rows")
+
+    @field_validator("path")
+    @classmethod
+    def _paths_are_local(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        for path in (value,) if isinstance(value, str) else value:
+            _refuse_remote(path, "download the files and give their local path")
+        return value
+
+    @field_validator("format")
+    @classmethod
+    def _format_exists(cls, value: str) -> str:
+        if value in ("csv", "openai"):
+            raise ValueError(f"{value} input is not available yet, use parquet, jsonl or arrow")
+        return value
+
+    @field_validator("config")
+    @classmethod
+    def _config_has_a_hub(cls, value: str | None) -> str | None:
+        if value is not None:
+            raise ValueError("only data sets on the Hub have a config, and hf:// is not available yet; remove the key")
+        return value
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The paths as written, always as a tuple."""
+        return (self.path,) if isinstance(self.path, str) else self.path
+
+
+class Message(_Section):
+    """One turn of a chat; `content` is a Jinja template."""
+
+    role: NonEmpty
+    content: str
+
+
+class PromptSettings(_Section):
+    """How a row becomes a prompt: exactly one of text, messages and messages_column."""
+
+    text: NonEmpty | None = Field(None, description="Jinja template over the row's columns")
+    messages: Annotated[tuple[Message, ...], Field(strict=False, min_length=1)] | None = Field(
+        None, description="chat whose contents are Jinja templates"
+    )
+    messages_column: NonEmpty | None = Field(None, description="column that holds chats: list<struct> or JSON text")
+    chat: Literal["auto"] | bool = Field("auto", description="with text: send it as one user message")
+    on_null: Literal["error", "skip", "empty"] = Field("error", description="a null in a column the prompt uses")
+    on_too_long: Literal["error", "truncate_left", "truncate_right", "skip"] = Field(
+        "error", description="prompt + max_tokens beyond the context"
+    )
+
+    @model_validator(mode="after")
+    def _one_prompt(self) -> Self:
+        given = [name for name in ("text", "messages", "messages_column") if getattr(self, name) is not None]
+        if not given:
+            raise ValueError("exactly one of text, messages and messages_column is needed, none is given")
+        if len(given) > 1:
+            raise ValueError(f"{given[1]}: cannot stand beside {given[0]}, keep one of them")
+        if self.chat != "auto" and self.text is None:
+            raise ValueError(f"chat: goes only with text, not with {given[0]}; remove the key")
+        return self
+
+
+class OutputSettings(_Section):
+    """Where answers go and in which form."""
+
+    path: NonEmpty = Field(description="output directory")
+    format: Literal["arrow", "parquet", "jsonl", "openai"] = Field(
+        "arrow", description="arrow is the Hugging Face save_to_disk layout"
+    )
+    columns: Literal["all"] | Annotated[tuple[NonEmpty, ...], Field(strict=False)] = Field(
+        "all", description="input columns to carry along"
+    )
+    prefix: str = Field("", description="put before the names of the result columns")
+    order: Literal["input", "completion"] = Field("input", description="order of the rows")
+    shard_rows: int = Field(100_000, ge=1, description="rows per file")
+    parse: bool = Field(False, description="with json_schema: a typed column of the parsed answer")
+
+    @field_validator("path")
+    @classmethod
+    def _path_is_local(cls, value: str) -> str:
+        _refuse_remote(value, "write to a local directory")
+        return value
+
+    @field_validator("format")
+    @classmethod
+    def _format_exists(cls, value: str) -> str:
+        if value == "openai":
+            raise ValueError("openai output is not available yet, use arrow, parquet or jsonl")
+        return value
+
+    @field_validator("columns")
+    @classmethod
+    def _columns_differ(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        for index, name in enumerate(value if isinstance(value, tuple) else ()):
+            if name in value[:index]:
+                raise ValueError(f"{name!r} is listed twice")
+        return value
+
+    @field_validator("parse")
+    @classmethod
+    def _parse_exists(cls, value: bool) -> bool:
+        if value:
+            raise ValueError("parsed answers are not available yet, remove the key")
+        return value
+
+
+def _refuse_remote(path: str, cure: str) -> None:
+    scheme, separator, _ = path.partition("://")
+    if separator and scheme.isidentifier():
+        raise ValueError(f"{scheme}:// paths are not available yet, {cure}")

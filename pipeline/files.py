@@ -1,0 +1,133 @@
+"""Which files a job's input means: globs, directories and lists become files with a format, in a fixed order.
+
+Knows names and directory layouts, of saved data sets too; opens no data file.
+"""
+
+import glob
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .config import InputSettings
+from .rows import Format, InputError, InputFile
+
+_SUFFIXES: dict[str, Format] = {
+    ".parquet": "parquet",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+}
+_SIDECARS = ("state.json", "dataset_info.json", "dataset_dict.json")
+
+
+def find_files(settings: InputSettings, base: Path) -> list[InputFile]:
+    """The files of `input.path` in reading order, each once. Raises InputError (exit 2) when there is none."""
+    finder = _Finder(settings, base.resolve())
+    found = {file.path: file for entry in settings.paths for file in finder.entry(entry)}
+    if settings.split != "train" and not finder.used_split:
+        raise InputError("input.split: only a saved DatasetDict has splits, and input.path names none", 2)
+    return list(found.values())
+
+
+class _Finder:
+    def __init__(self, settings: InputSettings, base: Path) -> None:
+        self._settings = settings
+        self._base = base
+        self.used_split = False
+
+    def entry(self, entry: str) -> list[InputFile]:
+        path = self._base / Path(entry.removeprefix("file://")).expanduser()
+        if path.is_dir():
+            found = list(self._directory(path))
+        elif path.exists():
+            found = [self._file(path)]
+        else:
+            found = [
+                self._file(Path(match)) for match in sorted(glob.glob(str(path), recursive=True)) if _is_data(match)
+            ]
+        if not found:
+            raise InputError(f"input.path: {entry} {_nothing(path)}", 2)
+        return found
+
+    def _directory(self, path: Path) -> Iterator[InputFile]:
+        if (path / "dataset_dict.json").exists():
+            yield from self._directory(self._split(path))
+        elif (path / "state.json").exists():
+            yield from (self._file(path / name, "arrow") for name in _saved_files(path, self._show(path)))
+        else:
+            yield from self._plain_directory(path)
+
+    def _split(self, path: Path) -> Path:
+        splits = _read_json(path / "dataset_dict.json", self._show(path)).get("splits", [])
+        if self._settings.split not in splits:
+            raise InputError(f"{self._show(path)}: has no split {self._settings.split!r}, only {', '.join(splits)}", 2)
+        self.used_split = True
+        return path / self._settings.split
+
+    def _plain_directory(self, path: Path) -> list[InputFile]:
+        paths = [file for file in _walk(path) if file.name not in _SIDECARS and file.suffix.lower() in _SUFFIXES]
+        formats = sorted({_SUFFIXES[file.suffix.lower()] for file in paths})
+        wanted = self._settings.format
+        if wanted == "auto" and len(formats) > 1:
+            raise InputError(f"{self._show(path)}: holds {' and '.join(formats)} files, set input.format", 2)
+        return [self._file(file) for file in paths if wanted in ("auto", _SUFFIXES[file.suffix.lower()])]
+
+    def _file(self, path: Path, kind: Format | None = None) -> InputFile:
+        name = self._show(path)
+        if self._settings.format in ("parquet", "jsonl", "arrow"):
+            kind = self._settings.format
+        kind = kind or _SUFFIXES.get(path.suffix.lower())
+        if kind is None:
+            raise InputError(f"{name}: {_unknown(path.suffix.lower())}", 2)
+        return InputFile(path, name, kind)
+
+    def _show(self, path: Path) -> str:
+        absolute = Path(os.path.abspath(path))
+        return str(absolute.relative_to(self._base) if absolute.is_relative_to(self._base) else absolute)
+
+
+def _walk(path: Path) -> Iterator[Path]:
+    """All files below, sorted by path; names that start with a dot or two underscores are not data."""
+    for found in sorted(path.rglob("*")):
+        hidden = any(part.startswith((".", "__")) for part in found.relative_to(path).parts)
+        if not hidden and found.is_file():
+            yield found
+
+
+def _is_data(match: str) -> bool:
+    return os.path.isfile(match) and not os.path.basename(match).startswith("__")
+
+
+def _saved_files(path: Path, name: str) -> list[str]:
+    state = _read_json(path / "state.json", name)
+    if state.get("_indices_data_files") or state.get("_indices_files"):
+        raise InputError(f"{name}: saved with an indices mapping; save it again after `flatten_indices()`", 2)
+    return [entry["filename"] for entry in state.get("_data_files", [])]
+
+
+def _read_json(path: Path, name: str) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{name}: {path.name} is not readable: {error}") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{name}: {path.name} does not describe a saved data set")
+    return content
+
+
+def _nothing(path: Path) -> str:
+    if path.is_dir():
+        return "holds no file that can be read (parquet, jsonl or arrow)"
+    return "matches no file" if glob.has_magic(str(path)) else "does not exist"
+
+
+def _unknown(suffix: str) -> str:
+    if suffix in (".gz", ".zst", ".bz2", ".xz"):
+        return f"compressed files ({suffix}) cannot be read yet, decompress it"
+    if suffix in (".csv", ".tsv"):
+        return f"{suffix[1:]} input is not available yet, convert it to parquet or jsonl"
+    return f"cannot tell the format from the suffix {suffix!r}, set input.format"

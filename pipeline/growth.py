@@ -1,0 +1,90 @@
+"""Positions that never shift while the input grows: known rows first, rows added since after them.
+
+Knows file identities and row counts; reads at most a few kilobytes to tell growth from change.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .rows import FileIdentity, FileReader, InputError, InputFile
+
+_EDGE_BYTES = 64 << 10
+_CURE = "restore it, or start over with --fresh"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Consecutive rows of one file: row `first_row` of it stands at position `start`."""
+
+    reader: FileReader
+    identity: FileIdentity
+    first_row: int
+    start: int
+
+
+def arrange(readers: Mapping[str, FileReader], known: Sequence[FileIdentity]) -> list[Run]:
+    """Runs in order of position: the known ones as they were, then what files gained, then new files.
+
+    Raises InputError (exit 2) when a known file is gone or its known rows are no longer the same.
+    """
+    for entry in {entry.path: entry for entry in known}.values():
+        _check_known(entry, readers)
+    identities = list(known)
+    counted: dict[str, int] = {}
+    for entry in known:
+        counted[entry.path] = counted.get(entry.path, 0) + entry.rows
+    for name in [*counted, *(name for name in readers if name not in counted)]:
+        added = readers[name].num_rows - counted.get(name, 0)
+        if added < 0:
+            raise InputError(f"{name}: has fewer rows than when this job began; {_CURE}", 2)
+        if added or name not in counted:
+            identities.append(_identity(readers[name].file, added))
+    return _place(identities, readers)
+
+
+def _place(identities: list[FileIdentity], readers: Mapping[str, FileReader]) -> list[Run]:
+    runs: list[Run] = []
+    next_row: dict[str, int] = {}
+    start = 0
+    for identity in identities:
+        first_row = next_row.get(identity.path, 0)
+        runs.append(Run(readers[identity.path], identity, first_row, start))
+        next_row[identity.path] = first_row + identity.rows
+        start += identity.rows
+    return runs
+
+
+def _check_known(entry: FileIdentity, readers: Mapping[str, FileReader]) -> None:
+    if entry.path not in readers:
+        raise InputError(f"{entry.path}: belongs to this job's input and is gone; {_CURE}", 2)
+    path = readers[entry.path].file.path
+    status = path.stat()
+    if (status.st_size, status.st_mtime_ns) != (entry.size, entry.mtime_ns) and not _has_grown(path, entry):
+        raise InputError(f"{entry.path}: changed since this job began; {_CURE}", 2)
+
+
+def _has_grown(path: Path, entry: FileIdentity) -> bool:
+    """Whether whole lines were appended and nothing else happened, judged by the bytes before the old end."""
+    if not entry.edge or path.stat().st_size <= entry.size or _edge(path, entry.size) != entry.edge:
+        return False
+    with path.open("rb") as file:
+        file.seek(max(entry.size - 1, 0))
+        return b"\n" in file.read(2) or entry.size == 0
+
+
+def _identity(file: InputFile, rows: int) -> FileIdentity:
+    status = file.path.stat()
+    edge = _edge(file.path, status.st_size) if file.format == "jsonl" else ""
+    return FileIdentity(file.name, status.st_size, status.st_mtime_ns, rows, edge)
+
+
+def _edge(path: Path, size: int) -> str:
+    """Digest of the first and last bytes of a file's first `size` bytes."""
+    digest = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as file:
+        digest.update(file.read(min(size, _EDGE_BYTES)))
+        file.seek(max(size - _EDGE_BYTES, 0))
+        digest.update(file.read(min(size, _EDGE_BYTES)))
+    return digest.hexdigest()

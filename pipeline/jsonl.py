@@ -1,0 +1,173 @@
+"""JSON lines: one scan settles schema and row count, then rows are read block by block.
+
+Knows one file as bytes. A line that cannot be a row keeps its position as an unreadable row; blank lines are no rows.
+"""
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from .lines import Block, Line, read_blocks
+from .parquet import first_line
+from .rows import InputError, InputFile, RowBatch, bad_row
+from .schema import record_batch
+from .text import replace_surrogates
+from .votes import Votes
+
+BLOCK_BYTES = 1 << 20
+_BATCH_ROWS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a block begins: its place in the file, and the row that its first row is."""
+
+    block: Block
+    row: int
+
+
+@dataclass(slots=True)
+class JsonlReader:
+    """A JSONL file after its scan; `contested` columns hold values that do not fit the settled type."""
+
+    file: InputFile
+    schema: pa.Schema = field(default_factory=lambda: pa.schema([]))
+    num_rows: int = 0
+    replaced_surrogates: int = 0
+    contested: frozenset[str] = frozenset()
+    block_bytes: int = BLOCK_BYTES
+    starts: list[Start] = field(default_factory=list)
+
+    def read(self, start: int, stop: int, schema: pa.Schema) -> Iterator[RowBatch]:
+        for first, lines in self._blocks(start):
+            if first >= stop:
+                return
+            wanted = lines[max(start - first, 0) : stop - first]
+            for offset in range(0, len(wanted), _BATCH_ROWS):
+                part = wanted[offset : offset + _BATCH_ROWS]
+                yield self._row_batch(part, max(first, start) + offset, schema)
+
+    def place(self, row: int) -> str:
+        first, lines = next(iter(self._blocks(row)))
+        return f"line {lines[row - first].number}"
+
+    def _blocks(self, row: int) -> Iterator[tuple[int, list[Line]]]:
+        """Blocks from the one that holds `row` on, each with its first row."""
+        if not self.starts:
+            return
+        begin = self.starts[bisect_right(self.starts, row, key=lambda start: start.row) - 1]
+        first = begin.row
+        for _, lines in read_blocks(self.file.path, self.block_bytes, begin.block):
+            yield first, lines
+            first += len(lines)
+
+    def _row_batch(self, lines: list[Line], start: int, schema: pa.Schema) -> RowBatch:
+        rows = [parse(line) for line in lines]
+        problems = {offset: row for offset, row in enumerate(rows) if isinstance(row, str)}
+        values = [{} if isinstance(row, str) else row for row in rows]
+        extra = [self.schema.field(name) for name in self.contested if name not in schema.names]
+        arrays = []
+        for column in [*schema, *extra]:
+            array, misfits = _column(values, column)
+            arrays.append(array)
+            problems.update({offset: message for offset, message in misfits.items() if offset not in problems})
+        errors = {
+            offset: bad_row(f"{self.file.name} line {lines[offset].number}: {problem}")
+            for offset, problem in sorted(problems.items())
+        }
+        return RowBatch(start, _blank(record_batch(arrays[: len(schema)], schema, len(lines)), errors), errors)
+
+
+def open_jsonl(file: InputFile, num_rows: int | None = None, block_bytes: int = BLOCK_BYTES) -> JsonlReader:
+    """Scans the file, or its first `num_rows` rows. Raises InputError when it cannot be read at all."""
+    reader = JsonlReader(file, block_bytes=block_bytes)
+    votes = Votes()
+    try:
+        for block, lines in read_blocks(file.path, block_bytes):
+            lines = lines if num_rows is None else lines[: num_rows - reader.num_rows]
+            _scan_block(reader, votes, block, lines)
+            if reader.num_rows == num_rows:
+                break
+    except OSError as error:
+        raise InputError(f"{file.name}: cannot be read: {first_line(error)}") from error
+    reader.schema, reader.contested = votes.result()
+    return reader
+
+
+def parse(line: Line) -> dict[str, Any] | str:
+    """The object on a line, or why there is none."""
+    try:
+        value = json.loads(line.data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        return f"not valid UTF-8 at byte {error.start + 1}"
+    except json.JSONDecodeError as error:
+        return f"not valid JSON: {error.msg} at column {error.colno}"
+    except (ValueError, RecursionError) as error:
+        return f"not readable JSON: {first_line(error)}"
+    if not isinstance(value, dict):
+        return f"not a JSON object but {_kind(value)}"
+    return replace_surrogates(value)[0] if _may_hold_surrogates(line.data) else value
+
+
+def _may_hold_surrogates(data: bytes) -> bool:
+    return b"\\ud" in data or b"\\uD" in data
+
+
+def _scan_block(reader: JsonlReader, votes: Votes, block: Block, lines: list[Line]) -> None:
+    if lines and reader.num_rows == 0 and lines[0].data.lstrip().startswith(b"["):
+        _refuse_array(reader.file, lines[0])
+    reader.starts.append(Start(block, reader.num_rows))
+    reader.num_rows += len(lines)
+    rows = [row for row in map(parse, lines) if isinstance(row, dict)]
+    for line in lines:
+        if _may_hold_surrogates(line.data):
+            reader.replaced_surrogates += _count_surrogates(line)
+    votes.add(rows)
+
+
+def _count_surrogates(line: Line) -> int:
+    try:
+        return replace_surrogates(json.loads(line.data))[1]
+    except (ValueError, RecursionError):
+        return 0
+
+
+def _refuse_array(file: InputFile, line: Line) -> None:
+    if line.data.strip() == b"[" or line.data.lstrip().startswith(b"[{"):
+        raise InputError(f"{file.name}: is one JSON array; write one object per line", 2)
+
+
+def _column(rows: list[dict[str, Any]], column: pa.Field) -> tuple[pa.Array, dict[int, str]]:
+    """The values of a column, nulls where they do not fit; what does not fit, by offset."""
+    values = [row.get(column.name) for row in rows]
+    try:
+        return pa.array(values, column.type), {}
+    except (pa.ArrowException, OverflowError, ValueError, TypeError):
+        misfits = {offset: message for offset, value in enumerate(values) if (message := _misfit(value, column))}
+    kept = [None if offset in misfits else value for offset, value in enumerate(values)]
+    return pa.array(kept, column.type), misfits
+
+
+def _misfit(value: Any, column: pa.Field) -> str | None:
+    try:
+        pa.array([value], column.type)
+        return None
+    except (pa.ArrowException, OverflowError, ValueError, TypeError):
+        return f"column {column.name!r} is {column.type}, here {_kind(value)}: {json.dumps(value)[:80]}"
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def _blank(batch: pa.RecordBatch, errors: dict[int, Any]) -> pa.RecordBatch:
+    """The batch with nothing but nulls in rows that have an error."""
+    if not errors or not batch.num_columns:
+        return batch
+    indices = pa.array([None if offset in errors else offset for offset in range(batch.num_rows)], pa.int64())
+    return batch.take(indices)

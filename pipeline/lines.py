@@ -1,0 +1,60 @@
+"""Lines of a file in blocks of bounded size, with their numbers.
+
+Knows bytes and line feeds only: a byte-order mark is dropped, a line may be longer than a block.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+_MARK = b"\xef\xbb\xbf"
+
+
+class Line(NamedTuple):
+    """A line that is not blank, without its end; `number` counts all lines of the file from 1."""
+
+    number: int
+    data: bytes
+
+
+class Block(NamedTuple):
+    """Where a block of whole lines begins: its byte offset and the number of its first line."""
+
+    offset: int
+    line: int
+
+
+FIRST_BLOCK = Block(0, 1)
+
+
+def read_blocks(path: Path, block_bytes: int, start: Block = FIRST_BLOCK) -> Iterator[tuple[Block, list[Line]]]:
+    """Blocks of about `block_bytes`, each with its lines that are not blank; blocks without one are left out."""
+    with path.open("rb") as file:
+        file.seek(start.offset)
+        offset, number = start
+        for data in _whole_lines(file, block_bytes):
+            texts = data.split(b"\n")
+            if not texts[-1]:
+                texts.pop()
+            if offset == 0 and texts[0].startswith(_MARK):
+                texts[0] = texts[0][len(_MARK) :]
+            lines = [Line(number + index, text) for index, text in enumerate(texts) if text and not text.isspace()]
+            if lines:
+                yield Block(offset, number), lines
+            offset += len(data)
+            number += len(texts)
+
+
+def _whole_lines(file: BinaryIO, block_bytes: int) -> Iterator[bytes]:
+    """The rest of the file cut after line feeds; a piece is longer than a block only if one line is."""
+    pieces: list[bytes] = []
+    while data := file.read(block_bytes):
+        cut = data.rfind(b"\n") + 1
+        if cut:
+            yield b"".join([*pieces, data[:cut]])
+            pieces = []
+            data = data[cut:]
+        if data:
+            pieces.append(data)
+    if pieces:
+        yield b"".join(pieces)

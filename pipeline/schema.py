@@ -1,0 +1,137 @@
+"""Arrow types of several files or blocks brought together: the common type, and columns converted to it.
+
+Knows types and arrays only; values never leave Arrow.
+"""
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_SIGNED = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
+
+
+def merge_types(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """The narrowest type that holds the values of both unchanged; None when there is none."""
+    if one.equals(other):
+        return one
+    if pa.types.is_null(one):
+        return other
+    if pa.types.is_null(other):
+        return one
+    if _is_number(one) and _is_number(other):
+        return _merge_numbers(one, other)
+    if {one, other} == {pa.string(), pa.large_string()}:
+        return pa.large_string()
+    if {one, other} == {pa.binary(), pa.large_binary()}:
+        return pa.large_binary()
+    return _merge_nested(one, other)
+
+
+def merge_fields(one: Iterable[pa.Field], other: Iterable[pa.Field]) -> list[pa.Field] | pa.Field:
+    """The union of two field lists in order of appearance; the field of `other` that has no common type, if one."""
+    merged = {field.name: field for field in one}
+    for field in other:
+        known = merged.get(field.name)
+        if known is None:
+            merged[field.name] = field
+            continue
+        common = merge_types(known.type, field.type)
+        if common is None:
+            return field
+        merged[field.name] = known.with_type(common)
+    return list(merged.values())
+
+
+def conform(array: pa.Array, target: pa.DataType) -> pa.Array:
+    """The same values in a type that `merge_types` found for them."""
+    if array.type.equals(target):
+        return array
+    if pa.types.is_null(array.type):
+        return pa.nulls(len(array), target)
+    if pa.types.is_struct(target):
+        return _conform_struct(array, target)
+    if pa.types.is_list(target) or pa.types.is_large_list(target):
+        return _conform_list(array, target)
+    return pc.cast(array, target)
+
+
+def conform_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The columns of `schema`, in its types; a column the batch lacks is null."""
+    columns = [
+        conform(batch.column(index), field.type) if index >= 0 else pa.nulls(batch.num_rows, field.type)
+        for field, index in ((field, batch.schema.get_field_index(field.name)) for field in schema)
+    ]
+    return record_batch(columns, schema, batch.num_rows)
+
+
+def record_batch(columns: list[pa.Array], schema: pa.Schema, num_rows: int) -> pa.RecordBatch:
+    """A record batch that keeps its number of rows even without a column."""
+    if columns:
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+    return pa.RecordBatch.from_struct_array(pa.array([{}] * num_rows, pa.struct([]))).replace_schema_metadata(
+        schema.metadata
+    )
+
+
+def null_batch(num_rows: int, schema: pa.Schema) -> pa.RecordBatch:
+    """Rows of nulls, for rows that could not be read."""
+    return record_batch([pa.nulls(num_rows, field.type) for field in schema], schema, num_rows)
+
+
+def nullable(schema: pa.Schema) -> pa.Schema:
+    """The schema with every top-level field nullable: a row that cannot be read has nulls."""
+    return pa.schema([field.with_nullable(True) for field in schema], schema.metadata)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def _merge_numbers(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    if pa.types.is_floating(one) or pa.types.is_floating(other):
+        return pa.float64()
+    if pa.types.is_signed_integer(one) == pa.types.is_signed_integer(other):
+        return one if one.bit_width >= other.bit_width else other
+    unsigned = other if pa.types.is_signed_integer(one) else one
+    signed = one if unsigned is other else other
+    return _SIGNED.get(max(unsigned.bit_width * 2, signed.bit_width))
+
+
+def _merge_nested(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    if pa.types.is_struct(one) and pa.types.is_struct(other):
+        fields = merge_fields(one, other)
+        return pa.struct(fields) if isinstance(fields, list) else None
+    lists = [kind for kind in (one, other) if pa.types.is_list(kind) or pa.types.is_large_list(kind)]
+    if len(lists) < 2:
+        return None
+    item = merge_types(one.value_type, other.value_type)
+    if item is None:
+        return None
+    field = one.value_field.with_type(item)
+    return pa.large_list(field) if any(pa.types.is_large_list(kind) for kind in lists) else pa.list_(field)
+
+
+def _conform_struct(array: pa.StructArray, target: pa.StructType) -> pa.Array:
+    children = []
+    for field in target:
+        index = array.type.get_field_index(field.name)
+        child = pa.nulls(len(array), field.type) if index < 0 else conform(_child(array, index), field.type)
+        children.append(child)
+    if not children:
+        return array
+    return pa.StructArray.from_arrays(children, fields=list(target), mask=array.is_null())
+
+
+def _child(array: pa.StructArray, index: int) -> pa.Array:
+    return array.field(index)
+
+
+def _conform_list(array: pa.Array, target: pa.DataType) -> pa.Array:
+    values = conform(array.flatten(), target.value_type)
+    lengths = pc.fill_null(pc.list_value_length(array), 0).cast(pa.int64())
+    ends = pc.cumulative_sum(lengths)
+    offset_type = pa.int64() if pa.types.is_large_list(target) else pa.int32()
+    offsets = pa.concat_arrays([pa.array([0], pa.int64()), ends]).cast(offset_type)
+    kind = pa.LargeListArray if pa.types.is_large_list(target) else pa.ListArray
+    return kind.from_arrays(offsets, values, type=target, mask=array.is_null())

@@ -1,0 +1,139 @@
+"""All rows of a job's input as one sequence of positions over its files.
+
+Knows the order of files and the positions of their rows; how a format is read is in the module of the format.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from .arrow import open_arrow
+from .config import InputSettings
+from .files import find_files
+from .growth import Run, arrange
+from .jsonl import open_jsonl
+from .parquet import open_parquet
+from .rows import FileIdentity, FileReader, InputError, InputFile, RowBatch, Source
+from .schema import merge_fields, nullable
+from .unique import check_unique
+
+__all__ = ["FileIdentity", "InputError", "RowBatch", "Source", "open_source", "sample_schema"]
+
+_SAMPLE_FILES = 64
+_SAMPLE_ROWS = 1000
+_METADATA = b"huggingface"
+
+
+def open_source(settings: InputSettings, base: Path, known: Sequence[FileIdentity] = ()) -> Source:
+    """The input of a job; `base` is what relative paths refer to.
+
+    `known` is `Source.files` of an earlier run: its rows keep their positions, and rows added since come after
+    them. JSONL files are read once to settle their schema. Raises InputError: damaged or contradicting files,
+    known files that are gone or changed, a missing or repeated `input.id`.
+    """
+    readers = {file.name: _open(file, _rows_needed(settings.limit, file, known)) for file in find_files(settings, base)}
+    source = FileSource(arrange(readers, known), _merge_schemas(list(readers.values())), settings.limit)
+    if settings.id is not None:
+        _require_column(source.schema, settings.id, "input.id")
+        check_unique(source, settings.id)
+    return source
+
+
+def sample_schema(settings: InputSettings, base: Path) -> pa.Schema:
+    """The columns as far as footers and the first lines tell; quick, for `check`. Raises InputError."""
+    readers = [_open(file, _SAMPLE_ROWS) for file in find_files(settings, base)[:_SAMPLE_FILES]]
+    schema = _merge_schemas(readers)
+    if settings.id is not None:
+        _require_column(schema, settings.id, "input.id")
+    return schema
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """Runs of rows of files, one after another."""
+
+    runs: list[Run]
+    schema: pa.Schema
+    limit: int | None
+
+    @property
+    def num_rows(self) -> int:
+        total = sum(run.identity.rows for run in self.runs)
+        return total if self.limit is None else min(total, self.limit)
+
+    @property
+    def files(self) -> list[FileIdentity]:
+        return [run.identity for run in self.runs if run.start < self.num_rows or run.identity.rows == 0]
+
+    @property
+    def replaced_surrogates(self) -> int:
+        return sum(reader.replaced_surrogates for reader in {id(run.reader): run.reader for run in self.runs}.values())
+
+    def batches(self, start: int = 0, columns: Sequence[str] | None = None) -> Iterator[RowBatch]:
+        schema = self.schema if columns is None else _project(self.schema, columns)
+        for run in self.runs:
+            stop = min(run.start + run.identity.rows, self.num_rows)
+            lower = max(start, run.start)
+            if lower < stop:
+                yield from _read_run(run, lower, stop, schema)
+
+    def place(self, position: int) -> str:
+        run = self.runs[bisect_right(self.runs, position, key=lambda run: run.start) - 1]
+        return f"{run.reader.file.name} {run.reader.place(position - run.start + run.first_row)}"
+
+
+def _read_run(run: Run, start: int, stop: int, schema: pa.Schema) -> Iterator[RowBatch]:
+    shift = run.start - run.first_row
+    for batch in run.reader.read(start - shift, stop - shift, schema):
+        yield RowBatch(batch.start + shift, batch.columns, batch.errors)
+
+
+def _open(file: InputFile, num_rows: int | None) -> FileReader:
+    if not file.path.exists():
+        raise InputError(f"{file.name}: does not exist")
+    if file.format == "parquet":
+        reader: FileReader = open_parquet(file)
+    elif file.format == "arrow":
+        reader = open_arrow(file)
+    else:
+        reader = open_jsonl(file, num_rows)
+    repeated = {name for name in reader.schema.names if reader.schema.names.count(name) > 1}
+    if repeated:
+        raise InputError(f"{file.name}: holds the column {min(repeated)!r} twice, rename one")
+    return reader
+
+
+def _rows_needed(limit: int | None, file: InputFile, known: Sequence[FileIdentity]) -> int | None:
+    """A row of a file never comes before its place in the file, so no file has to be read beyond the limit."""
+    return None if limit is None else max(limit, sum(entry.rows for entry in known if entry.path == file.name))
+
+
+def _merge_schemas(readers: list[FileReader]) -> pa.Schema:
+    merged: pa.Schema = pa.schema([])
+    for reader in readers:
+        fields = merge_fields(merged, reader.schema)
+        if isinstance(fields, pa.Field):
+            known = merged.field(fields.name).type
+            raise InputError(
+                f"{reader.file.name}: column {fields.name!r} is {fields.type}, but {known} in files before it"
+            )
+        kept = {_METADATA: metadata[_METADATA]} if _METADATA in (metadata := _metadata(merged, reader)) else None
+        merged = pa.schema(fields, kept)
+    return nullable(merged)
+
+
+def _metadata(merged: pa.Schema, reader: FileReader) -> dict[bytes, bytes]:
+    """Features of a data set, as saved with the first file that has them."""
+    return {**(reader.schema.metadata or {}), **(merged.metadata or {})}
+
+
+def _project(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
+    return pa.schema([schema.field(name) for name in dict.fromkeys(columns)], schema.metadata)
+
+
+def _require_column(schema: pa.Schema, name: str, key: str) -> None:
+    if name not in schema.names:
+        raise InputError(f"{key}: the input has no column {name!r}, only {', '.join(schema.names)}", 2)

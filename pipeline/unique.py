@@ -1,0 +1,68 @@
+"""Finds equal values in the column that identifies rows, with memory that does not grow with the rows.
+
+Knows hashes in buckets on disk; equal hashes are confirmed by reading the values again.
+"""
+
+import hashlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .rows import InputError, Source
+
+_NUM_BUCKETS = 64
+_RECORD = np.dtype([("hash", "<u8"), ("position", "<i8")])
+
+
+def check_unique(source: Source, column: str) -> None:
+    """Raises InputError (exit 2) naming the places of the first two equal values; nulls are not compared."""
+    with tempfile.TemporaryDirectory(prefix="batchgen-") as directory:
+        paths = [Path(directory) / str(bucket) for bucket in range(_NUM_BUCKETS)]
+        files = [path.open("wb") for path in paths]
+        try:
+            for records in _hashed(source, column):
+                _spread(records, files)
+        finally:
+            for file in files:
+                file.close()
+        pairs = [pair for path in paths for pair in _equal_hashes(path)]
+    for first, second in sorted(pairs):
+        value = _value(source, column, first)
+        if value == _value(source, column, second):
+            raise InputError(
+                f"input.id: column {column!r} holds {value!r} twice: {source.place(first)}, {source.place(second)}", 2
+            )
+
+
+def _hashed(source: Source, column: str) -> Iterator[NDArray[Any]]:
+    for batch in source.batches(columns=[column]):
+        values = batch.columns.column(0).to_pylist()
+        present = [(_hash(value), batch.start + offset) for offset, value in enumerate(values) if value is not None]
+        yield np.array(present, _RECORD)
+
+
+def _hash(value: Any) -> int:
+    digest = hashlib.blake2b(repr(value).encode("utf-8", "surrogatepass"), digest_size=8)
+    return int.from_bytes(digest.digest(), "little")
+
+
+def _spread(records: NDArray[Any], files: list[IO[bytes]]) -> None:
+    buckets = records["hash"] % _NUM_BUCKETS
+    for bucket in np.unique(buckets):
+        files[int(bucket)].write(records[buckets == bucket].tobytes())
+
+
+def _equal_hashes(path: Path) -> list[tuple[int, int]]:
+    records = np.fromfile(path, _RECORD)
+    records = records[np.lexsort((records["position"], records["hash"]))]
+    same = np.flatnonzero(records["hash"][1:] == records["hash"][:-1])
+    return [(int(records["position"][index]), int(records["position"][index + 1])) for index in same[:1000]]
+
+
+def _value(source: Source, column: str, position: int) -> Any:
+    batch = next(iter(source.batches(position, [column])))
+    return batch.columns.column(0)[0].as_py()
