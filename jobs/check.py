@@ -1,0 +1,110 @@
+"""Finds what is wrong with a job before a model is loaded: files, columns, templates, lengths, the output.
+
+Knows what each section needs from the others; loads no torch and reads no more than file footers and first lines.
+"""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+import pyarrow as pa
+
+from batchgen.pipeline.prompt import TemplateError, template_columns
+from batchgen.pipeline.result import result_schema
+from batchgen.pipeline.source import sample_schema
+
+from .errors import UsageError
+from .job import Job, is_local, local_or_hub
+from .manifest import Manifest
+from .models import Models
+from .output import SIDECAR, require_output_directory, require_same_job
+
+T = TypeVar("T")
+
+
+def check_job(job: Job, models: Models | None = None) -> list[str]:
+    """Lines that sum the job up, when all is well. Raises JobError or InputError for the first thing that is not."""
+    models = models or Models()
+    check_files(job)
+    schema = sample_schema(job.input, job.base)
+    check_columns(job, schema)
+    context = check_model(job, models) if is_local(job.model.path, job.base) else None
+    check_output(job, models)
+    length = f"context {context} tokens" if context else "not looked at: it comes from the Hub"
+    return [
+        f"{job.source}: ok",
+        f"model: {job.model.path} ({length})",
+        f"columns: {', '.join(schema.names)}",
+        f"prompt uses: {', '.join(sorted(template_columns(job.prompt))) or 'no column'}",
+        f"output: {job.output_path} ({job.output.format})",
+    ]
+
+
+def check_files(job: Job) -> None:
+    """Local files that the job names must be there."""
+    for key in ("path", "tokenizer", "chat_template"):
+        value = getattr(job.model, key)
+        if value is None or not (key == "chat_template" or is_local(value, job.base)):
+            continue
+        if not Path(local_or_hub(value, job.base) if key != "chat_template" else job.base / value).exists():
+            raise UsageError(f"{job.source}: model.{key}: {value} does not exist")
+
+
+def check_columns(job: Job, schema: pa.Schema) -> None:
+    """Columns that templates, per_row and output name must be there, and results need names of their own."""
+    used = _named(job, lambda: template_columns(job.prompt))
+    place = "prompt.messages_column" if job.prompt.messages_column else "prompt"
+    _require_columns(job, place, used, schema)
+    for key, column in job.generation.per_row.items():
+        _require_columns(job, f"generation.per_row.{key}", [column], schema)
+    carried = carried_columns(job, schema)
+    _require_columns(job, "output.columns", carried, schema)
+    results = result_schema(job.generation.n, job.generation.logprobs is not None, job.output.prefix)
+    for name in carried:
+        if name in results.names:
+            raise UsageError(
+                f"{job.source}: output: the input has a column {name!r} and so has the result; set output.prefix"
+            )
+
+
+def check_model(job: Job, models: Models) -> int:
+    """The model's context length. Raises UsageError when max_tokens leaves no room for a prompt."""
+    context = models.context_length(job)
+    if job.generation.max_tokens >= context:
+        raise UsageError(
+            f"{job.source}: generation.max_tokens: {job.generation.max_tokens} leaves no room for a prompt "
+            f"in the model's context of {context} tokens"
+        )
+    return context
+
+
+def check_output(job: Job, models: Models) -> None:
+    """The output directory must be free for this job, or its own."""
+    require_output_directory(job.output_path)
+    stored = Manifest.load(job.output_path / SIDECAR / "manifest.json")
+    if stored is not None:
+        digest = models.digest(job) if is_local(job.model.path, job.base) else stored.identity["model"]["digest"]
+        require_same_job(job, digest, stored)
+
+
+def carried_columns(job: Job, schema: pa.Schema) -> list[str]:
+    """Names of the input columns that the output carries along, in its order."""
+    return list(schema.names) if job.output.columns == "all" else list(job.output.columns)
+
+
+def _require_columns(job: Job, place: str, wanted: Iterable[str], schema: pa.Schema) -> None:
+    missing = sorted(set(wanted) - set(schema.names))
+    if missing:
+        raise UsageError(
+            f"{job.source}: {place}: the input has no column {missing[0]!r}, only {', '.join(schema.names) or 'none'}"
+        )
+
+
+def _named(job: Job, work: Callable[[], T]) -> T:
+    """Adds the job file's name to an error in a template."""
+    try:
+        return work()
+    except TemplateError as error:
+        raise UsageError(f"{job.source}: {error}") from error
+
+

@@ -1,0 +1,147 @@
+"""Makes the final files: shard by shard, results in input order beside the input columns carried along.
+
+Knows which rows belong into which shard and that each must be there exactly once; the formats are the sink's.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from batchgen.pipeline.rows import Source
+
+from .errors import JobError
+from .finals import RowReader
+from .journal import OUTCOME, POSITION, Journal
+from .outcomes import OPEN, SKIPPED, Outcomes
+
+_PORTION = 4096  # rows joined at once
+_USAGE = ("prompt_tokens", "cached_tokens", "completion_tokens")
+
+
+@dataclass
+class ShardMaker:
+    """The rows of each final shard, joined from the journal, the earlier final files and the input."""
+
+    source: Source
+    columns: list[str]
+    outcomes: Outcomes
+    journal: Journal
+    earlier: RowReader
+    final_rows: int  # positions below it have a row in the earlier files, unless they were skipped
+    was_skipped: NDArray[np.bool_]
+    result_schema: pa.Schema
+    usage_name: str
+    tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_USAGE, 0))
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Carried columns, then result columns; the input's metadata stays."""
+        carried = [self.source.schema.field(name) for name in self.columns]
+        return pa.schema([*carried, *self.result_schema], self.source.schema.metadata)
+
+    @property
+    def num_shards(self) -> int:
+        return max(1, -(-len(self.outcomes.codes) // self.journal.shard_rows))
+
+    def shards(self) -> Iterator[Iterator[pa.RecordBatch]]:
+        """The batches of one shard after another; each must be used up before the next."""
+        if (missing := self.outcomes.positions(OPEN)).size:
+            raise JobError(f"{missing.size} rows have no outcome, the first is {self.source.place(int(missing[0]))}")
+        carried = _Carried(self.source, self.columns)
+        for shard in range(self.num_shards):
+            yield self._join(shard, carried)
+
+    def _join(self, shard: int, carried: "_Carried") -> Iterator[pa.RecordBatch]:
+        start = shard * self.journal.shard_rows
+        stop = min(start + self.journal.shard_rows, len(self.outcomes.codes))
+        results = self._results(shard, start, stop)
+        kept = self.outcomes.codes[start:stop] != SKIPPED
+        done = 0
+        for first, batch in carried.between(start, stop):
+            rows = batch.filter(pa.array(kept[first - start : first - start + batch.num_rows]))
+            if rows.num_rows:
+                answers = results.portion(done, rows.num_rows)
+                self._count(answers)
+                yield pa.RecordBatch.from_arrays([*rows.columns, *answers.columns], schema=self.schema)
+            done += rows.num_rows
+
+    def _results(self, shard: int, start: int, stop: int) -> "_Chosen":
+        """Result rows of a shard by position; a later outcome of a row replaces an earlier one."""
+        batches = [*self._earlier(start, stop), *self.journal.rows_of(shard)]
+        positions = _joined([batch.column(POSITION).to_numpy() for batch in batches], np.int64)
+        codes = _joined([batch.column(OUTCOME).to_numpy() for batch in batches], np.int8)
+        _, last = np.unique(positions[::-1], return_index=True)
+        index = len(positions) - 1 - last
+        index = index[(codes[index] != SKIPPED) & (positions[index] < stop)]
+        expected = start + np.flatnonzero(self.outcomes.codes[start:stop] != SKIPPED)
+        if not np.array_equal(positions[index], expected):
+            raise JobError(f"shard {shard}: {len(index)} rows are there, {len(expected)} must be; nothing was published")
+        return _Chosen([batch.select(self.result_schema.names) for batch in batches], index, self.result_schema)
+
+    def _earlier(self, start: int, stop: int) -> list[pa.RecordBatch]:
+        """Rows of the shard that the earlier final files hold, in the journal's form."""
+        positions = np.arange(start, min(stop, self.final_rows))
+        positions = positions[~self.was_skipped[positions]]
+        batches, done = [], 0
+        for batch in self.earlier.take(len(positions)).to_batches():
+            head = [pa.array(positions[done : done + batch.num_rows]), pa.array(np.zeros(batch.num_rows, np.int8))]
+            batches.append(pa.RecordBatch.from_arrays([*head, *batch.columns], schema=journal_schema(self.result_schema)))
+            done += batch.num_rows
+        return batches
+
+    def _count(self, answers: pa.RecordBatch) -> None:
+        usage = answers.column(self.usage_name)
+        for name in _USAGE:
+            self.tokens[name] += pc.sum(pc.struct_field(usage, name)).as_py() or 0
+
+
+def journal_schema(result_schema: pa.Schema) -> pa.Schema:
+    """Position and outcome before the result columns."""
+    return pa.schema([(POSITION, pa.int64()), (OUTCOME, pa.int8()), *result_schema])
+
+
+class _Carried:
+    """Input columns by position, read once from front to back."""
+
+    def __init__(self, source: Source, columns: list[str]) -> None:
+        self._batches = source.batches(0, columns)
+        self._waiting: tuple[int, pa.RecordBatch] | None = None
+
+    def between(self, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """(first position, rows) covering start..stop-1."""
+        while start < stop:
+            if self._waiting is None:
+                batch = next(self._batches)
+                self._waiting = batch.start, batch.columns
+            first, rows = self._waiting
+            part = rows.slice(start - first, min(stop - start, _PORTION))
+            yield start, part
+            start += part.num_rows
+            self._waiting = (first, rows) if start < first + rows.num_rows else None
+
+
+class _Chosen:
+    """Rows picked from many batches, handed out in small portions, so that no array grows beyond its offsets."""
+
+    def __init__(self, batches: list[pa.RecordBatch], index: NDArray[np.int64], schema: pa.Schema) -> None:
+        self._batches = batches
+        self._starts = np.cumsum([0, *(batch.num_rows for batch in batches)])
+        self._index = index
+        self._schema = schema
+
+    def portion(self, start: int, num_rows: int) -> pa.RecordBatch:
+        index = self._index[start : start + num_rows]
+        batch_of = np.searchsorted(self._starts, index, side="right") - 1
+        order = np.argsort(batch_of, kind="stable")
+        parts = [self._batches[at].take(pa.array(index[batch_of == at] - self._starts[at])) for at in np.unique(batch_of)]
+        gathered = pa.concat_batches(parts) if parts else pa.RecordBatch.from_pylist([], self._schema)
+        return gathered.take(pa.array(np.argsort(order, kind="stable")))
+
+
+def _joined(arrays: list[NDArray[Any]], kind: type[Any]) -> NDArray[Any]:
+    return np.concatenate(arrays) if arrays else np.empty(0, kind)

@@ -1,0 +1,68 @@
+"""The record an output keeps of its job: identity, settings, counts, tokens, times.
+
+Knows how it is stored, whole or not at all; what the numbers mean is said where they are counted.
+"""
+
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+from batchgen.pipeline.rows import FileIdentity
+
+from .errors import JobError
+from .files import read_json, write_json
+
+SCHEMA_VERSION = 1
+
+
+@dataclass
+class Manifest:
+    """Everything but the rows. `final_rows`: positions below it are in the final files or skipped."""
+
+    job: str
+    fingerprint: str
+    identity: dict[str, Any]
+    layout: dict[str, Any]
+    template_date: str
+    created: str
+    max_tokens: list[int]
+    schema_version: int = SCHEMA_VERSION
+    state: str = "running"
+    settings: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    tokenizer: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    input: list[dict[str, Any]] = field(default_factory=list)
+    replaced_surrogates: int = 0
+    final_rows: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+    skipped: list[int] = field(default_factory=list)
+    tokens: dict[str, int] = field(default_factory=dict)
+    reuse: float = 0.0
+    times: dict[str, Any] = field(default_factory=dict)
+    cost: dict[str, float] | None = None
+
+    @classmethod
+    def load(cls, path: Path) -> Self | None:
+        """The stored manifest; None when there is none. Raises JobError for one that this version cannot read."""
+        try:
+            stored = read_json(path)
+        except ValueError as error:
+            raise JobError(f"{error}; --fresh starts over") from error
+        if stored is None:
+            return None
+        if stored.get("schema_version") != SCHEMA_VERSION:
+            raise JobError(f"{path}: written by another version of batchgen; use that version, or --fresh")
+        known = {item.name for item in fields(cls)}
+        return cls(**{key: value for key, value in stored.items() if key in known})
+
+    def save(self, path: Path) -> None:
+        write_json(path, asdict(self))
+
+    @property
+    def files(self) -> list[FileIdentity]:
+        """The input files as they were when their rows were numbered."""
+        return [FileIdentity(**item) for item in self.input]
+
+    def remember_files(self, identities: list[FileIdentity]) -> None:
+        self.input = [asdict(item) for item in identities]

@@ -1,0 +1,62 @@
+"""Where a job gets its model: identity and context length from the files, then tokenizer and engine.
+
+Knows the calls into the engine package; imports torch only when the engine is loaded. Pass a subclass to `run` to
+bring an engine of your own.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+from batchgen.engine.checkpoint import Checkpoint, open_checkpoint
+from batchgen.engine.models import architecture
+from batchgen.engine.request import Completion, Request
+
+from .job import Job
+
+
+class LoadedModel(Protocol):
+    """What a job needs of a loaded engine."""
+
+    tokenizer: Any
+    statistics: Any
+
+    @property
+    def eos_ids(self) -> frozenset[int]: ...
+    def run(self, requests: Iterable[Request]) -> Iterator[Completion]: ...
+
+
+class Models:
+    """The models of this installation."""
+
+    def digest(self, job: Job) -> str:
+        """Identity of the weights. Raises ModelError."""
+        return self._checkpoint(job).digest()
+
+    def context_length(self, job: Job) -> int:
+        """Tokens that prompt and answer share. Raises ModelError for a model that cannot be run."""
+        config = self._checkpoint(job).config
+        return architecture(config).spec(config).context_length
+
+    def generation_config(self, job: Job) -> Mapping[str, Any]:
+        """The model's own sampling values."""
+        return self._checkpoint(job).generation_config
+
+    def tokenizer(self, job: Job) -> Any:
+        from batchgen.engine.tokenizer import load_tokenizer
+
+        return load_tokenizer(job.tokenizer_path, None if job.model.tokenizer else job.model.revision)
+
+    def engine(self, job: Job) -> LoadedModel:
+        from batchgen.engine import Engine
+
+        return Engine.load(
+            job.model_path,
+            revision=job.model.revision,
+            tokenizer=job.tokenizer_path if job.model.tokenizer else None,
+            dtype=job.model.dtype,
+            weights=job.model.weights,
+            **job.engine.model_dump(),
+        )
+
+    def _checkpoint(self, job: Job) -> Checkpoint:
+        return open_checkpoint(job.model_path, job.model.revision)

@@ -1,0 +1,176 @@
+"""One job's output directory: who holds it, which job it belongs to, which rows are done.
+
+Knows where its files lie and when they are in force; how final files are made is in finish.py.
+"""
+
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import yaml
+from numpy.typing import NDArray
+
+from batchgen.engine.request import Sampling
+from batchgen.pipeline.rows import Source
+
+from .commit import finish_commit
+from .errors import UsageError
+from .files import remove_asides, write_aside
+from .finals import read_final_outcomes, visible_files
+from .fingerprint import differences, fingerprint, identity_of, layout_of
+from .job import Job
+from .journal import OUTCOME, POSITION, Journal
+from .lock import Lock
+from .log import EventLog
+from .manifest import Manifest
+from .outcomes import LENGTH, SKIPPED, Outcomes, codes_of
+
+SIDECAR = "__batchgen__"
+
+
+class Output:
+    """An output directory whose lock this process holds."""
+
+    def __init__(self, job: Job, lock: Lock) -> None:
+        self.path = job.output_path
+        self.sidecar = self.path / SIDECAR
+        self.job = job
+        self.log = EventLog(self.sidecar / "log.jsonl")
+        self.journal = Journal(self.sidecar / "journal", job.output.shard_rows)
+        self.outcomes = Outcomes(0)
+        self.manifest: Manifest
+        self._unpublished = False
+        self._lock = lock
+
+    def claim(self, model_digest: str, retry: tuple[int, ...] = ()) -> None:
+        """Makes the output this job's, or finds that it is. Raises UsageError listing what differs otherwise."""
+        stored = Manifest.load(self.sidecar / "manifest.json")
+        if stored is None:
+            self._clear()
+            self.manifest = _new_manifest(self.job, model_digest)
+        else:
+            require_same_job(self.job, model_digest, stored, retry)
+            self.manifest = stored
+            _accept_max_tokens(self.job, stored)
+        with write_aside(self.sidecar / "job.yaml") as file:
+            file.write(yaml.safe_dump(self.job.document, sort_keys=False, allow_unicode=True).encode())
+
+    def row_limit(self, limit: int | None) -> int | None:
+        """How many rows the source must know: rows already in final files stay, whatever the limit is now."""
+        return None if limit is None else max(limit, self.manifest.final_rows)
+
+    def attach(self, source: Source) -> None:
+        """Learns the outcome of every row so far, and stores the input's identity before anything is journaled."""
+        if len(source.files) >= len(self.manifest.input):
+            self.manifest.remember_files(list(source.files))
+        self.save()
+        self.outcomes = Outcomes(source.num_rows)
+        journaled = list(self.journal.recover())
+        for path in self.journal.broken:
+            self.log.write("broken_segment", path=path.name)
+        if self.manifest.final_rows:
+            self._record_final_rows()
+        for positions, codes in journaled:
+            self.outcomes.record(positions, codes)
+            self._unpublished |= bool((positions < source.num_rows).any())
+
+    def save(self) -> None:
+        """Stores the manifest, if the lock is still ours."""
+        self._lock.check()
+        self.manifest.save(self.sidecar / "manifest.json")
+
+    @property
+    def is_settled(self) -> bool:
+        """Everything known stands in the final files."""
+        num_rows = len(self.outcomes.codes)
+        return self.manifest.state == "finished" and self.manifest.final_rows >= num_rows and not self._unpublished
+
+    def _record_final_rows(self) -> None:
+        kept = np.setdiff1d(np.arange(self.manifest.final_rows), np.array(self.manifest.skipped, np.int64))
+        codes = read_final_outcomes(self.path, self.job.output, self.job.generation.n)
+        if len(kept) != len(codes):
+            raise UsageError(
+                f"{self.path}: its files hold {len(codes)} rows, its manifest {len(kept)}; restore them, or use --fresh"
+            )
+        self.outcomes.record(kept, codes)
+        skipped = np.array(self.manifest.skipped, np.int64)
+        self.outcomes.record(skipped, np.full(len(skipped), SKIPPED, np.int8))
+
+    def _clear(self) -> None:
+        """Removes what an earlier job left: the manifest first, so that a kill in between leaves no half truth."""
+        (self.sidecar / "manifest.json").unlink(missing_ok=True)
+        self.journal.clear()
+        shutil.rmtree(self.sidecar / "staging", ignore_errors=True)
+        (self.sidecar / "commit.json").unlink(missing_ok=True)
+        for path in visible_files(self.path):
+            path.unlink()
+
+
+@contextmanager
+def open_output(job: Job, fresh: bool = False) -> Iterator[Output]:
+    """Creates or opens the output and holds its lock. `fresh` throws away what an earlier run left there.
+
+    Raises OutputBusy when another live run holds it, UsageError when the directory is not an output.
+    """
+    path = job.output_path
+    require_output_directory(path)
+    (path / SIDECAR).mkdir(parents=True, exist_ok=True)
+    with Lock(path / SIDECAR / "lock.json") as lock:
+        output = Output(job, lock)
+        if fresh:
+            output._clear()
+        finish_commit(path, path / SIDECAR)
+        yield output
+
+
+def require_output_directory(path: Path) -> None:
+    """Raises UsageError when something else than an output of batchgen is there."""
+    if path.is_dir() and any(path.iterdir()) and not (path / SIDECAR).is_dir():
+        raise UsageError(f"{path}: holds files that batchgen did not write; choose another output.path")
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{path}: is a file; output.path must be a directory")
+
+
+def require_same_job(job: Job, model_digest: str, stored: Manifest, retry: tuple[int, ...] = ()) -> None:
+    """Raises UsageError listing what differs between the job and the one that owns the output."""
+    found = differences(stored.identity, identity_of(job, model_digest))
+    found += differences(stored.layout, layout_of(job))
+    found += _max_tokens_difference(job, stored, retry)
+    if found:
+        raise UsageError(
+            f"{job.output_path}: belongs to a different job ({'; '.join(found)}); "
+            "use another output.path, or --fresh to throw it away"
+        )
+
+
+def _max_tokens_difference(job: Job, stored: Manifest, retry: tuple[int, ...]) -> list[str]:
+    wanted = job.generation.max_tokens
+    raised = LENGTH in retry and wanted > max(stored.max_tokens)
+    if wanted in stored.max_tokens or raised:
+        return []
+    return [f"generation.max_tokens: was {stored.max_tokens[-1]}, is {wanted} (--retry length may raise it)"]
+
+
+def _accept_max_tokens(job: Job, manifest: Manifest) -> None:
+    if job.generation.max_tokens not in manifest.max_tokens:
+        manifest.max_tokens.append(job.generation.max_tokens)
+
+
+def _new_manifest(job: Job, model_digest: str) -> Manifest:
+    identity = identity_of(job, model_digest)
+    now = datetime.now(UTC)
+    return Manifest(
+        job=job.name,
+        fingerprint=fingerprint(identity),
+        identity=identity,
+        layout=layout_of(job),
+        template_date=datetime.now().date().isoformat(),
+        created=now.isoformat(timespec="seconds"),
+        max_tokens=[job.generation.max_tokens],
+    )

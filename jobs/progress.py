@@ -1,0 +1,217 @@
+"""Shows how far a run is: a bar in tokens on a terminal, a line every half minute elsewhere.
+
+Knows counts of this run only; reads the engine's statistics, writes to stderr.
+"""
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, Self, TextIO
+
+from tqdm import tqdm
+
+_BAR_SECONDS, _LINE_SECONDS = 0.5, 30.0
+_COUNTERS = ("computed_prompt_tokens", "cached_prompt_tokens", "output_tokens")
+
+
+class EngineStatistics(Protocol):
+    """The counters of the engine's present run; they start anew with each run."""
+
+    computed_prompt_tokens: int
+    cached_prompt_tokens: int
+    output_tokens: int
+    kv_blocks_used: int
+    kv_blocks_total: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """How far the run is. Tokens are prompt tokens (computed and reused) and output tokens of this run."""
+
+    rows_done: int
+    rows_total: int
+    seconds: float
+    computed_tokens: int
+    reused_tokens: int
+    output_tokens: int
+    tokens_total: int
+    kv_use: float
+
+    @property
+    def tokens(self) -> int:
+        return self.computed_tokens + self.reused_tokens + self.output_tokens
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Rows, prompt tokens and output tokens per second; share of prompt tokens reused; share of KV in use."""
+        seconds = max(self.seconds, 1e-9)
+        prompt = self.computed_tokens + self.reused_tokens
+        return {
+            "rows_per_second": self.rows_done / seconds,
+            "prompt_tokens_per_second": prompt / seconds,
+            "output_tokens_per_second": self.output_tokens / seconds,
+            "reuse": self.reused_tokens / prompt if prompt else 0.0,
+            "kv_use": self.kv_use,
+        }
+
+    @property
+    def seconds_left(self) -> float | None:
+        left = max(0, self.tokens_total - self.tokens)
+        return left * self.seconds / self.tokens if self.tokens else None
+
+
+class Meter:
+    """Counts what the engine has done so far over all its runs of this job."""
+
+    def __init__(self, rows_total: int) -> None:
+        self._rows_total = rows_total
+        self._rows_done = 0
+        self._tokens_done = 0
+        self._began = time.monotonic()
+        self._earlier = dict.fromkeys(_COUNTERS, 0)
+        self._statistics: Any = None
+
+    def finished(self, rows: int, tokens: int) -> None:
+        """Rows of this run that have an outcome now, and the prompt and output tokens in them."""
+        self._rows_done += rows
+        self._tokens_done += tokens
+
+    def snapshot(self, statistics: Any) -> Snapshot:
+        if statistics is not self._statistics:
+            self._add(self._statistics)
+            self._statistics = statistics
+        computed, reused, output = (self._earlier[name] + getattr(statistics, name, 0) for name in _COUNTERS)
+        tokens = computed + reused + output
+        blocks = getattr(statistics, "kv_blocks_total", 0)
+        return Snapshot(
+            rows_done=self._rows_done,
+            rows_total=self._rows_total,
+            seconds=time.monotonic() - self._began,
+            computed_tokens=computed,
+            reused_tokens=reused,
+            output_tokens=output,
+            tokens_total=self._total(tokens),
+            kv_use=getattr(statistics, "kv_blocks_used", 0) / blocks if blocks else 0.0,
+        )
+
+    def _total(self, tokens: int) -> int:
+        """Tokens of the whole run: those seen, and for rows still open the mean of the finished ones."""
+        if self._rows_done >= self._rows_total:
+            return tokens
+        mean = self._tokens_done / self._rows_done if self._rows_done else 0.0
+        return max(tokens + 1, round(mean * self._rows_total))
+
+    def _add(self, statistics: Any) -> None:
+        for name in _COUNTERS:
+            self._earlier[name] += getattr(statistics, name, 0)
+
+
+class Progress:
+    """Calls a display at its own pace, from a thread, until the block ends; then once more."""
+
+    def __init__(self, take: Callable[[], Snapshot], display: "Display") -> None:
+        self._take = take
+        self._display = display
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._display.show(self._take())
+        self._display.close()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._display.seconds):
+            self._display.show(self._take())
+
+
+class Display(Protocol):
+    """Somewhere to show snapshots, every `seconds`."""
+
+    seconds: float
+
+    def show(self, snapshot: Snapshot) -> None: ...
+    def close(self) -> None: ...
+
+
+class Bar:
+    """One tqdm bar in tokens."""
+
+    seconds = _BAR_SECONDS
+
+    def __init__(self, stream: TextIO) -> None:
+        self._bar = tqdm(total=None, unit="tok", unit_scale=True, file=stream, dynamic_ncols=True)
+
+    def show(self, snapshot: Snapshot) -> None:
+        rates = snapshot.rates
+        self._bar.total = max(snapshot.tokens_total, 1)
+        self._bar.n = snapshot.tokens if snapshot.tokens_total else 1
+        self._bar.set_postfix_str(
+            f"{snapshot.rows_done}/{snapshot.rows_total} rows, {rates['rows_per_second']:.1f} rows/s, "
+            f"prompt {rates['prompt_tokens_per_second']:.0f} tok/s, output {rates['output_tokens_per_second']:.0f} tok/s, "
+            f"reuse {rates['reuse']:.0%}, KV {rates['kv_use']:.0%}",
+            refresh=True,
+        )
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+class Lines:
+    """One line now and then, as text or as JSON."""
+
+    seconds = _LINE_SECONDS
+
+    def __init__(self, stream: TextIO, as_json: bool) -> None:
+        self._stream = stream
+        self._as_json = as_json
+
+    def show(self, snapshot: Snapshot) -> None:
+        print(self._line(snapshot), file=self._stream, flush=True)
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _line(self, snapshot: Snapshot) -> str:
+        left = snapshot.seconds_left
+        if self._as_json:
+            rates = {name: round(value, 4) for name, value in snapshot.rates.items()}
+            values = {"event": "progress", "rows": snapshot.rows_done, "rows_total": snapshot.rows_total}
+            seconds_left = None if left is None else round(left)
+            tokens = {"tokens": snapshot.tokens, "tokens_total": snapshot.tokens_total}
+            return json.dumps({**values, **tokens, **rates, "seconds_left": seconds_left})
+        rates = snapshot.rates
+        return (
+            f"{snapshot.rows_done}/{snapshot.rows_total} rows, {rates['rows_per_second']:.1f} rows/s, "
+            f"prompt {rates['prompt_tokens_per_second']:.0f} tok/s, output {rates['output_tokens_per_second']:.0f} tok/s, "
+            f"reuse {rates['reuse']:.0%}, KV {rates['kv_use']:.0%}, "
+            f"{'about ' + format(left, '.0f') + ' s left' if left is not None else 'just begun'}"
+        )
+
+
+class Silence:
+    """Shows nothing."""
+
+    seconds = 3600.0
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Not shown."""
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+def choose_display(quiet: bool, log_format: str, stream: TextIO | None = None) -> Display:
+    """A bar on a terminal, lines elsewhere or when JSON is asked for, silence when quiet."""
+    stream = stream or sys.stderr
+    if quiet:
+        return Silence()
+    return Bar(stream) if stream.isatty() and log_format == "text" else Lines(stream, log_format == "json")

@@ -1,0 +1,39 @@
+"""What a run came to, for the caller and for the last line on the terminal.
+
+Knows numbers only; they are counted elsewhere.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Report:
+    """The end of a run. `stopped`: why it ended early (deadline, interrupted, terminated), or None."""
+
+    output: Path
+    counts: dict[str, int]
+    tokens: dict[str, int] = field(default_factory=dict)
+    reuse: float = 0.0
+    seconds: float = 0.0
+    generated: int = 0  # rows asked in this run
+    stopped: str | None = None
+    too_many_failures: bool = False
+    exit_code: int = 0
+
+    def summary(self) -> str:
+        """One line for people."""
+        counts = self.counts
+        parts = [f"{counts[name]} {word}" for name, word in _WORDS.items() if counts.get(name)]
+        done = sum(counts.get(name, 0) for name in _WORDS)
+        head = f"{self.output}: {done} of {counts['rows']} rows ({', '.join(parts) or 'none'})"
+        if self.stopped:
+            return f"{head}; stopped ({self.stopped}), the same command continues"
+        if self.too_many_failures:
+            return f"{head}; more rows failed than run.max_failures allows"
+        if not self.generated:
+            return f"{head}; nothing was left to do"
+        return f"{head}; {self.seconds:.0f} s, {self.reuse:.0%} of prompt tokens reused"
+
+
+_WORDS = {"stop": "complete", "length": "cut by max_tokens", "error": "failed", "skipped": "skipped"}
