@@ -13,11 +13,11 @@ from .text import replace_surrogates
 Chat = list[dict[str, Any]]
 
 
-class BadMessages(Exception):
+class BadMessagesError(Exception):
     """A value that is no chat; the message says what is wrong and in which message."""
 
 
-class SystemDropped(Exception):
+class SystemDroppedError(Exception):
     """The chat template left the system message out."""
 
 
@@ -29,27 +29,27 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
 
     def render(self, chat: Chat) -> str:
-        """The prompt up to where the model answers. Raises whatever the template raises, or SystemDropped."""
+        """The prompt up to where the model answers. Raises whatever the template raises, or SystemDroppedError."""
         text = self._template.render(
             messages=chat, add_generation_prompt=True, tools=None, documents=None, **self._special_tokens
         )
         for message in chat:
             if message["role"] == "system" and (message["content"] or "").strip() not in text:
-                raise SystemDropped("the model's chat template leaves the system message out; put it into the user's")
+                raise SystemDroppedError("it leaves the system message out; move that text into the user message")
         return text
 
 
 def read_chat(value: Any) -> Chat:
-    """Messages of a `messages_column`: a list of structs, or JSON text of one. Raises BadMessages."""
+    """Messages of a `messages_column`: a list of structs, or JSON text of one. Raises BadMessagesError."""
     if isinstance(value, str):
         try:
             value = replace_surrogates(json.loads(value))[0]
         except (ValueError, RecursionError) as error:
-            raise BadMessages(f"not JSON: {error}") from error
+            raise BadMessagesError(f"not JSON: {error}") from error
     if not isinstance(value, list):
-        raise BadMessages(f"not a list of messages but {type(value).__name__}")
+        raise BadMessagesError(f"not a list of messages but {type(value).__name__}")
     if not value:
-        raise BadMessages("a chat without messages")
+        raise BadMessagesError("a chat without messages")
     return [_message(message, number) for number, message in enumerate(value, 1)]
 
 
@@ -72,11 +72,11 @@ def with_content(chat: Chat, index: int, content: str) -> Chat:
 
 def _message(value: Any, number: int) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise BadMessages(f"message {number} is not an object with role and content but {type(value).__name__}")
+        raise BadMessagesError(f"message {number} is not an object with role and content but {type(value).__name__}")
     message = {key: item for key, item in value.items() if item is not None}
     role = message.get("role")
     if not isinstance(role, str) or not role:
-        raise BadMessages(f"message {number} has no role")
+        raise BadMessagesError(f"message {number} has no role")
     return {**message, "content": _content(message, number)}
 
 
@@ -86,7 +86,7 @@ def _content(message: dict[str, Any], number: int) -> str | None:
         return content
     if isinstance(content, list) and content and all(_is_text(part) for part in content):
         return "".join(part["text"] for part in content)
-    raise BadMessages(f"message {number} has content that is not text but {type(content).__name__}")
+    raise BadMessagesError(f"message {number} has content that is not text but {type(content).__name__}")
 
 
 def _is_text(part: Any) -> bool:

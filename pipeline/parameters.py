@@ -37,20 +37,20 @@ class Parameters:
         unknown = sorted(per_row.keys() - KEYS)
         if unknown:
             raise ValueError(f"generation.per_row: {unknown[0]} cannot differ per row")
-        self._base = base
+        self.base = base
         self._per_row = dict(per_row)
         self._replace = lru_cache(maxsize=4096)(self._checked)
 
     def of(self, row: Mapping[str, Any]) -> Sampling:
         """The sampling of a row. Raises ValueError naming key and column when a value is illegal."""
         if not self._per_row:
-            return self._base
+            return self.base
         given = {key: row[column] for key, column in self._per_row.items() if not is_null(row[column])}
         return self._replace(tuple((key, _plain(key, value)) for key, value in given.items()))
 
     def _checked(self, overrides: tuple[tuple[str, Any], ...]) -> Sampling:
         try:
-            return replace(self._base, **dict(overrides))
+            return replace(self.base, **dict(overrides))
         except (ValueError, TypeError) as error:
             key = str(error).split(":")[0]
             column = self._per_row.get(key)

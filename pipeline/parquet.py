@@ -85,7 +85,7 @@ def open_parquet(file: InputFile) -> ParquetReader:
 
 def rows_per_batch(table: pa.Table | pa.RecordBatch) -> int:
     """How many of these rows make a batch of moderate size."""
-    row_bytes = max(1, table.nbytes // max(1, table.num_rows))
+    row_bytes = max(1, int(table.nbytes) // max(1, int(table.num_rows)))
     return max(1, min(_BATCH_ROWS, _BATCH_BYTES // row_bytes))
 
 

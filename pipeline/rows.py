@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 import pyarrow as pa
-from batchgen.engine.request import RowError
+from batchgen.engine.request import RowError, Sampling
 
 
 class InputError(Exception):
@@ -67,6 +67,22 @@ class RowBatch:
         """The first `num_rows` rows."""
         errors = {offset: error for offset, error in self.errors.items() if offset < num_rows}
         return RowBatch(self.start, self.columns.slice(0, num_rows), errors)
+
+
+@dataclass(frozen=True, slots=True)
+class RowTag:
+    """What a request carries through the engine: whose it is, and how its text is to be cut."""
+
+    position: int
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A row that a policy left out: it has no answer and no error."""
+
+    position: int
+    reason: str
 
 
 class Source(Protocol):

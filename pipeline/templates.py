@@ -20,14 +20,14 @@ class TemplateError(Exception):
     """A template that cannot be compiled: one line naming the template and its line."""
 
 
-class NullPrinted(Exception):
+class NullPrintedError(Exception):
     """A template was about to write a null into a prompt."""
 
 
 class _Generation(jinja2.ext.Extension):
     """`{% generation %}` marks what a model answered, for training; here its body is rendered as it is."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 the base class declares it so
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)
@@ -102,7 +102,7 @@ def _raise_exception(message: str) -> None:
 
 def _write_no_null(value: Any) -> Any:
     if value is None:
-        raise NullPrinted
+        raise NullPrintedError
     return _refuse_function(value)
 
 

@@ -54,4 +54,5 @@ def _text_of(content: str, tokens: list[int], keep: int, side: Side, codec: Code
         dropped = codec.decode(tokens[: len(tokens) - keep]).rstrip(REPLACEMENT)
         kept = codec.decode(tokens[-keep:]).lstrip(REPLACEMENT)
         return kept if content.endswith(kept) else content[len(dropped) :]
-    return codec.decode(tokens[:keep]).rstrip(REPLACEMENT)
+    kept = codec.decode(tokens[:keep]).rstrip(REPLACEMENT)
+    return kept if content.startswith(kept) else content[: len(kept)]

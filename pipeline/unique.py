@@ -5,7 +5,7 @@ Knows hashes in buckets on disk; equal hashes are confirmed by reading the value
 
 import hashlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -50,7 +50,7 @@ def _hash(value: Any) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
-def _spread(records: NDArray[Any], files: list[IO[bytes]]) -> None:
+def _spread(records: NDArray[Any], files: Sequence[IO[bytes]]) -> None:
     buckets = records["hash"] % _NUM_BUCKETS
     for bucket in np.unique(buckets):
         files[int(bucket)].write(records[buckets == bucket].tobytes())
