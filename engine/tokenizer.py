@@ -47,9 +47,10 @@ class Tokenizer:
 
     def token_text(self, token: int) -> str:
         """What one token adds to a text, special or not; half a character shows as U+FFFD."""
-        text = str(self.backend.decode([token], skip_special_tokens=False))
         piece = self.backend.id_to_token(token) or ""
-        return " " + text if piece.startswith(_SENTENCEPIECE_SPACE) and not text.startswith(" ") else text
+        if piece.startswith(_SENTENCEPIECE_SPACE):  # decoded alone, it would lose its space
+            return piece.replace(_SENTENCEPIECE_SPACE, " ")
+        return str(self.backend.decode([token], skip_special_tokens=False))
 
     def digest(self) -> str:
         """Identity of everything that decides ids and prompts."""

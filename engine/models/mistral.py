@@ -9,7 +9,7 @@ _CLASS_WINDOW = 4096  # what the reference takes when the field is absent; null 
 
 def spec(config: Config) -> ModelSpec:
     refuse_unknown(config, DENSE_FIELDS | {"sliding_window"})
-    config = {"sliding_window": _CLASS_WINDOW, "num_key_value_heads": 8, **config}
+    config = {"sliding_window": _CLASS_WINDOW, **config}
     fields = dense_fields(config)
     windows = [sliding_window(config)] * fields["num_layers"]
     return ModelSpec(**fields, windows=layer_windows(config, windows))

@@ -36,6 +36,12 @@ _CHECKED = {"attention.value_length", "rope.dimension_count", "vocab_size", "exp
 _SCALING = {"type": "rope_type", "factor": "factor", "original_context_length": "original_max_position_embeddings"}
 _HARMLESS = {"rope.scaling.finetuned"}
 
+# Fields that no key says: the tensors themselves do.
+_BIASES = {
+    "llama": {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"},
+    "qwen3": {"attention_bias": "blk.0.attn_q.bias"},
+}
+
 _TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER_NAMES = {
     "attn_norm": "input_layernorm",
@@ -120,6 +126,7 @@ def gguf_config(file: GGUFFile) -> dict[str, Any]:
     config["model_type"] = "mistral" if name == "llama" and "sliding_window" in config else name
     if "token_embd.weight" in file.tensors:
         config["vocab_size"] = file.tensors["token_embd.weight"].shape[0]
+    config |= {field: True for field, tensor in _BIASES.get(name, {}).items() if tensor in file.tensors}
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
     config["eos_token_id"] = [
         file.keys[key] for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id") if key in file.keys

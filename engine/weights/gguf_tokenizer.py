@@ -16,7 +16,7 @@ from ..spec import ModelError
 from ..tokenizer import Tokenizer, default_template
 from .gguf_file import open_gguf_file
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # tokenizer.ggml.token_type
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5  # tokenizer.ggml.token_type
 _IDS = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -76,7 +76,7 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
     special = {name: keys.tokens[keys.get(key)] for name, key in _IDS.items() if keys.get(key) is not None}
     _add_ends(backend, keys, special)
     eos = frozenset(keys.get(key) for key in ("eos_token_id", "eot_token_id") if keys.get(key) is not None)
-    return Tokenizer(backend, len(keys.tokens), eos, special, keys.chat_template)
+    return Tokenizer(backend, keys.size, eos, special, keys.chat_template)
 
 
 class _TokenizerKeys:
@@ -101,10 +101,19 @@ class _TokenizerKeys:
         return value
 
     @property
+    def size(self) -> int:
+        """Ids in use: files pad the vocabulary up to the rows of the head with unused tokens."""
+        return len(self.tokens) - next(
+            (index for index, kind in enumerate(reversed(self.types)) if kind != _UNUSED), len(self.tokens)
+        )
+
+    @property
     def chat_template(self) -> str | None:
         return default_template(self._keys.get("tokenizer.chat_template"))
 
     def _check(self) -> None:
+        if len(self.types) != len(self.tokens):
+            raise ModelError(f"{self.path}: GGUF has {len(self.tokens)} tokens but {len(self.types)} token types")
         self._known("model", self.model, _BACKENDS)
         if self.model == "gpt2":
             self._known("pre", self.pre, _SPLITS)
