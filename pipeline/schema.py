@@ -53,6 +53,8 @@ def conform(array: pa.Array, target: pa.DataType) -> pa.Array:
         return _conform_struct(array, target)
     if pa.types.is_list(target) or pa.types.is_large_list(target):
         return _conform_list(array, target)
+    if pa.types.is_timestamp(array.type) and pa.types.is_string(target):
+        return pc.strftime(array, "%Y-%m-%dT%H:%M:%S%z" if array.type.tz else "%Y-%m-%dT%H:%M:%S")
     return pc.cast(array, target)
 
 

@@ -1,0 +1,156 @@
+"""`annotate`: a data set in, the same data set with answers out, without a job file or an output directory.
+
+Knows datasets and the engine's facade; rows go the same way as those of a job.
+"""
+
+import datetime
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+from batchgen.engine.config import GenerationSettings
+from batchgen.engine.generation import resolve_generation
+
+from .config import PromptSettings
+from .flow import Generator, answers
+from .prompt import Renderer
+from .result import ResultEncoder, result_schema
+from .rows import FileIdentity, RowBatch, Skipped
+from .text import repair_text
+
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
+
+_BATCH_ROWS = 1000
+
+
+class LoadedEngine(Generator, Protocol):
+    """What `annotate` needs of an engine."""
+
+    @property
+    def tokenizer(self) -> Any: ...
+    @property
+    def eos_ids(self) -> frozenset[int]: ...
+    @property
+    def context_length(self) -> int: ...
+    @property
+    def generation_config(self) -> Mapping[str, Any]: ...
+
+
+def annotate(
+    dataset: "Dataset | IterableDataset",
+    *,
+    model: str | LoadedEngine,
+    prompt: Mapping[str, Any],
+    generation: Mapping[str, Any] | None = None,
+    prefix: str = "",
+    **engine_options: Any,
+) -> "Dataset":
+    """Answers every row of `dataset`; returns its rows, in order, with the result columns beside them.
+
+    `prompt` and `generation` hold the keys of those sections of a job file. `model` is a path, a Hub id or a loaded
+    `Engine`; `engine_options` go to `Engine.load`. A row that fails has its `error` set; rows that a policy skips are
+    left out. Raises ValueError for a bad setting or a column whose name a result column needs.
+    """
+    settings = PromptSettings.model_validate(dict(prompt))
+    sampling = GenerationSettings.model_validate(dict(generation or {}))
+    with _materialised(dataset) as rows:
+        _refuse_collisions(rows.column_names, sampling, prefix)
+        engine = _engine(model, engine_options)
+        base, _ = resolve_generation(sampling, engine.generation_config)
+        per_row: dict[str, str] = {**sampling.per_row}
+        today = datetime.date.today().isoformat()
+        renderer = Renderer(settings, base, per_row, engine.tokenizer, engine.context_length, today)
+        encoder = ResultEncoder(engine.tokenizer, base, engine.eos_ids, prefix)
+        return _joined(rows, encoder, _collect(DatasetSource(rows), renderer, engine, encoder))
+
+
+@dataclass(frozen=True)
+class DatasetSource:
+    """The rows of a `datasets.Dataset`, in its order, whatever indices it holds."""
+
+    dataset: "Dataset"
+    files: list[FileIdentity] = field(default_factory=list)
+    replaced_surrogates: int = 0
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.dataset.features.arrow_schema
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.dataset)
+
+    def batches(self, start: int = 0, columns: Sequence[str] | None = None) -> Iterator[RowBatch]:
+        names = self.dataset.column_names if columns is None else list(columns)
+        rows = self.dataset.with_format("arrow").select_columns(names)
+        for first in range(start, self.num_rows, _BATCH_ROWS):
+            stop = min(first + _BATCH_ROWS, self.num_rows)
+            table = rows[first:stop] if names else None
+            yield RowBatch(first, _one_batch(table, stop - first))
+
+    def place(self, position: int) -> str:
+        return f"row {position}"
+
+
+def _one_batch(table: pa.Table | None, num_rows: int) -> pa.RecordBatch:
+    if table is None:
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * num_rows, pa.struct([])))
+    columns = [pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type) for column in table]
+    return repair_text(pa.RecordBatch.from_arrays(columns, schema=table.schema))[0]
+
+
+@contextmanager
+def _materialised(dataset: "Dataset | IterableDataset") -> Iterator["Dataset"]:
+    """The data set itself; a stream is read into memory-mapped files first."""
+    from datasets import Dataset
+
+    if isinstance(dataset, Dataset):
+        yield dataset
+        return
+    with tempfile.TemporaryDirectory(prefix="batchgen-") as directory:
+        yield Dataset.from_generator(lambda: iter(dataset), features=dataset.features, cache_dir=directory)
+
+
+def _engine(model: str | LoadedEngine, options: Mapping[str, Any]) -> LoadedEngine:
+    if not isinstance(model, str):
+        if options:
+            raise ValueError(f"{next(iter(options))}: goes with a model's path, not with an engine that is loaded")
+        return model
+    from batchgen.engine import Engine
+
+    return Engine.load(model, **options)
+
+
+def _refuse_collisions(columns: Sequence[str], generation: GenerationSettings, prefix: str) -> None:
+    names = result_schema(generation.n, generation.logprobs is not None, prefix).names
+    taken = [name for name in names if name in columns]
+    if taken:
+        raise ValueError(f"the data set has a column {taken[0]!r} already; set prefix")
+
+
+def _collect(
+    source: DatasetSource, renderer: Renderer, engine: LoadedEngine, encoder: ResultEncoder
+) -> tuple[pa.Table, list[int]]:
+    """The results by position, and the positions of rows that were skipped."""
+    skipped: list[int] = []
+
+    def skip(row: Skipped) -> None:
+        skipped.append(row.position)
+
+    batches = list(answers(source, renderer, engine, encoder, skip=skip))
+    table = pa.Table.from_batches(batches, encoder.schema)
+    return table.take(np.argsort(table.column("position").to_numpy())), skipped
+
+
+def _joined(rows: "Dataset", encoder: ResultEncoder, collected: tuple[pa.Table, list[int]]) -> "Dataset":
+    from datasets import Dataset, concatenate_datasets
+
+    results, skipped = collected
+    kept = rows.select(np.setdiff1d(np.arange(len(rows)), skipped)) if skipped else rows
+    answers_only = Dataset(results.select(encoder.results.names))
+    return concatenate_datasets([kept.with_format(None), answers_only], axis=1)

@@ -1,0 +1,29 @@
+"""Files that appear whole or not at all: written aside, made durable, then renamed into place.
+
+Knows paths and the file system only.
+"""
+
+import os
+from pathlib import Path
+
+
+def publish(aside: Path, final: Path) -> None:
+    """Renames a finished file on the same file system into place; it survives a power cut from then on."""
+    _sync(aside, os.O_RDWR)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    os.replace(aside, final)
+    _sync(final.parent, os.O_RDONLY)
+
+
+def publish_text(text: str, aside: Path, final: Path) -> None:
+    """As `publish`, for a small text."""
+    aside.write_text(text, encoding="utf-8")
+    publish(aside, final)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
