@@ -11,21 +11,26 @@ from dataclasses import dataclass
 class BlockNode:
     """One block of prompt tokens below its parent. `filled` says how many of its tokens have their keys computed."""
 
-    __slots__ = ("block", "children", "filled", "latest", "parent", "references", "source", "tokens")
+    __slots__ = ("below", "block", "children", "filled", "parent", "references", "source", "tokens")
 
     def __init__(self, block: int, tokens: tuple[int, ...], parent: "BlockNode | None") -> None:
         self.block = block
         self.tokens = tokens
         self.parent = parent
-        self.children: dict[tuple[int, ...], BlockNode] = {}
-        self.latest: BlockNode | None = None  # the child attached last: the best donor for a branch in mid-block
-        self.source: BlockNode | None = None  # the donor this block's first tokens are copied from
+        self.children: dict[tuple[int, ...], BlockNode] = {}  # whole blocks, by content
+        self.below: dict[int, BlockNode] = {}  # all blocks, by id, the latest last
+        self.source: BlockNode | None = None  # the donor this block's first tokens are still to be copied from
         self.references = 0
         self.filled = 0
 
     @property
     def ready(self) -> bool:
         return self.filled == len(self.tokens)
+
+    @property
+    def latest(self) -> "BlockNode | None":
+        """The child attached last: the best donor for a branch in mid-block."""
+        return next(reversed(self.below.values()), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +145,11 @@ class BlockTree:
     def nodes(self) -> list[BlockNode]:
         """Every node, for checks and gauges."""
         found: list[BlockNode] = []
-        stack = [child for root in self._roots.values() for child in self._below(root)]
+        stack = list(self._roots.values())
         while stack:
-            node = stack.pop()
-            found.append(node)
-            stack.extend(self._below(node))
+            below = list(stack.pop().below.values())
+            found += below
+            stack += below
         return found
 
     def check_invariants(self, holders: Iterable[Sequence[BlockNode]]) -> None:
@@ -161,25 +166,17 @@ class BlockTree:
     def _root(self, key: int) -> BlockNode:
         return self._roots.setdefault(key, BlockNode(-1, (), None))
 
-    @staticmethod
-    def _below(node: BlockNode) -> list[BlockNode]:
-        below = list(node.children.values())
-        if node.latest is not None and node.latest not in below:
-            below.append(node.latest)
-        return below
-
     def _attach(self, node: BlockNode) -> None:
         assert node.parent is not None
-        node.parent.latest = node
+        node.parent.below[node.block] = node
         if len(node.tokens) == self.block_size:  # a partial block can donate, but never stands for a whole one
             node.parent.children.setdefault(node.tokens, node)
 
     def _detach(self, node: BlockNode) -> None:
         assert node.parent is not None
+        del node.parent.below[node.block]
         if node.parent.children.get(node.tokens) is node:
             del node.parent.children[node.tokens]
-        if node.parent.latest is node:
-            node.parent.latest = next(reversed(node.parent.children.values()), None)
 
 
 class UnsharedBlocks(BlockTree):

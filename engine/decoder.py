@@ -83,6 +83,7 @@ class Decoder:
 
     def __init__(self, spec: ModelSpec, parts: Parts, head: Linear, kernels: Kernels, embedding: Tensor) -> None:
         self.spec = spec
+        self.device = embedding.device
         self._embedding = embedding
         self._head = head
         self._rope = Rope(spec.rope, spec.context_length, embedding.device)

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from .. import kernels as op_tables
 from ..kernels import Kernels
 from .blocks import BlockPool, BlockTree, UnsharedBlocks
@@ -23,7 +21,8 @@ from .plan import plan
 from .request import Completion, Request
 from .runner import Runner
 from .sampling import Sampler
-from .scheduler import Scheduler, Statistics
+from .scheduler import Scheduler
+from .statistics import Statistics
 from .tokenizer import Tokenizer, load_tokenizer
 
 MAX_SEQUENCES = {"cpu": 256}
@@ -50,7 +49,9 @@ class RowBounds:
 class Engine:
     """A loaded model with its KV memory. One `run` at a time; runs share nothing but the weights."""
 
-    def __init__(self, model: Decoder, tokenizer: Tokenizer, ops: Kernels, settings: EngineSettings) -> None:
+    def __init__(
+        self, model: Decoder, tokenizer: Tokenizer, eos_ids: frozenset[int], ops: Kernels, settings: EngineSettings
+    ) -> None:
         device = model.device
         self.model = model
         self.tokenizer = tokenizer
@@ -64,9 +65,7 @@ class Engine:
             raise ModelError(f"engine.memory: {settings.memory} holds no KV block of {block_bytes} bytes; raise it")
         pages = KVPages(shape, self._num_blocks, settings.block_size, device)
         vocabulary = min(tokenizer.size, model.spec.vocab_size)
-        self.bounds = RowBounds(
-            model, vocabulary, self._num_blocks * settings.block_size, model.eos_ids | tokenizer.eos_ids
-        )
+        self.bounds = RowBounds(model, vocabulary, self._num_blocks * settings.block_size, eos_ids | tokenizer.eos_ids)
         self._runner = Runner(model, ops, pages, Sampler(ops, vocabulary), device)
         self._running = False
 
@@ -92,11 +91,14 @@ class Engine:
         device = resolve_device(chosen.device)
         ops = op_tables.load(str(device))
         checkpoint = open_checkpoint(path, revision)
-        number_format = compute_dtype(dtype, checkpoint, device)
+        number_format = compute_dtype(dtype, checkpoint.dtype, device)
         if chosen.kv_cache not in ("auto", str(number_format).removeprefix("torch.")):
-            raise ModelError(f"engine.kv_cache: {chosen.kv_cache} needs model.dtype {chosen.kv_cache}, or set it to auto")
+            raise ModelError(
+                f"engine.kv_cache: {chosen.kv_cache} needs model.dtype {chosen.kv_cache}, or set it to auto"
+            )
         model = load_decoder(checkpoint, number_format, device, ops)
-        return cls(model, load_tokenizer(tokenizer or path, None if tokenizer else revision), ops, chosen)
+        text = load_tokenizer(tokenizer or path, None if tokenizer else revision)
+        return cls(model, text, checkpoint.eos_ids, ops, chosen)
 
     def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
         """Generates every request and yields each completion when it ends.
@@ -112,13 +114,13 @@ class Engine:
             raise RuntimeError("this engine is in the middle of another run; finish or close that one first")
         self._running = True
         try:
-            yield from self._steps(Intake(requests, self.bounds, self.tokenizer.decode, deque()))
+            self.statistics = Statistics(kv_blocks_total=self._num_blocks)
+            yield from self._steps(Intake(requests, self.bounds, self.tokenizer.decode, deque(), self.statistics))
         finally:
             self._running = False
 
     def _steps(self, intake: Intake) -> Iterator[Completion]:
         """The only loop there is: choose a step, run it, take note of it."""
-        self.statistics = Statistics(kv_blocks_total=self._num_blocks)
         scheduler = self._new_scheduler(intake)
         while True:
             step = scheduler.schedule()

@@ -11,6 +11,7 @@ from typing import Protocol
 from .detokenize import Decode
 from .request import Completion, Request, RowError, Usage
 from .sequence import Sequence, Task
+from .statistics import Statistics
 from .stopping import end_tokens, stop_search
 
 MAX_WAITING = 4096  # outcomes not yet handed out, and duplicates of a row that is being computed
@@ -38,7 +39,7 @@ class Intake:
     limits: RowLimits
     decode: Decode
     finished: deque[Completion]
-    duplicates: int = 0
+    statistics: Statistics
     exhausted: bool = False  # every request has been taken
     _arrived: deque[Sequence] | None = None
     _latest: Task | None = None
@@ -82,7 +83,8 @@ class Intake:
         return ()
 
     def _follow(self, task: Task, request: Request) -> None:
-        self.duplicates += 1
+        self.statistics.duplicates += 1
+        self.statistics.cached_prompt_tokens += len(task.prompt)
         task.followers.append(request)
         if task.done:
             self.finished.append(completion(task, task.followers.pop(), len(task.prompt)))

@@ -1,7 +1,9 @@
 """KV pages: the storage behind block ids. Which block belongs to whom is decided in blocks.py."""
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,24 +23,32 @@ class KVShape:
 
 
 class KVPages:
-    """keys[layer] and values[layer]: [num_kv_heads, num_blocks, block_size, head_dim]."""
+    """Keys and values of every layer, [num_kv_heads, num_blocks, block_size, head_dim] each, in one allocation.
+
+    Host memory is zeroed by the system when a page is first touched, so blocks that are never used cost nothing.
+    """
 
     def __init__(self, shape: KVShape, num_blocks: int, block_size: int, device: torch.device) -> None:
         self.shape = shape
         self.num_blocks = num_blocks
         self.block_size = block_size
-        pages = (shape.num_kv_heads, num_blocks, block_size, shape.head_dim)
-        self.keys = [torch.zeros(pages, dtype=shape.dtype, device=device) for _ in range(shape.num_layers)]
-        self.values = [torch.zeros(pages, dtype=shape.dtype, device=device) for _ in range(shape.num_layers)]
+        sizes = (shape.num_layers, 2, shape.num_kv_heads, num_blocks, block_size, shape.head_dim)
+        self._pages = _zeros(sizes, shape.dtype, device)
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
-        """Copies whole blocks, (source, destination) each, in every layer."""
+        """Copies whole blocks, (source, destination) each, in every layer; no destination is a source."""
         if not pairs:
             return
-        source = torch.tensor([pair[0] for pair in pairs], device=self.keys[0].device)
-        destination = torch.tensor([pair[1] for pair in pairs], device=self.keys[0].device)
-        for pages in (*self.keys, *self.values):
-            pages[:, destination] = pages[:, source]
+        source, destination = torch.tensor(pairs, device=self._pages.device).T
+        self._pages.index_copy_(3, destination, self._pages.index_select(3, source))
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.keys[index], self.values[index]
+        """The key and the value pages of one layer."""
+        return self._pages[index, 0], self._pages[index, 1]
+
+
+def _zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        return torch.zeros(sizes, dtype=dtype, device=device)
+    memory = np.zeros(math.prod(sizes) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(memory).view(dtype).view(sizes)

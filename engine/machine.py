@@ -6,7 +6,6 @@ Reads the system; decides nothing about a job.
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
@@ -15,6 +14,7 @@ from ..kernels.tables import TABLES
 from .checkpoint import ModelError
 from .config import parse_memory
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CGROUP = Path("/sys/fs/cgroup")
 AUTO_SHARE = 0.25  # of free memory, for the KV cache
 AUTO_LIMIT = 4 * 2**30
@@ -33,11 +33,14 @@ def resolve_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def compute_dtype(name: str, checkpoint: Any, device: torch.device) -> torch.dtype:
-    """The number format of the computation. `auto`: the checkpoint's; float32 where the processor has no bfloat16."""
+def compute_dtype(name: str, stored: str | None, device: torch.device) -> torch.dtype:
+    """The number format of the computation, for a `model.dtype` and the checkpoint's own.
+
+    auto: float32 when the checkpoint is in float32, else bfloat16, and float32 where the processor has no bfloat16.
+    """
     if name != "auto":
-        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
-    if checkpoint.dtype == torch.float32:
+        return DTYPES[name]
+    if stored == "float32":
         return torch.float32
     return torch.bfloat16 if device.type == "cuda" or has_bfloat16() else torch.float32
 

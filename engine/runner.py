@@ -66,7 +66,9 @@ class Runner:
             return self._run(feeds)
         except (MemoryError, torch.OutOfMemoryError) as error:
             if len(feeds) == 1:
-                raise MemoryError(f"out of memory at {feeds[0].count} tokens a step; lower engine.max_batch_tokens") from error
+                raise MemoryError(
+                    f"out of memory at {feeds[0].count} tokens a step; lower engine.max_batch_tokens"
+                ) from error
         except Exception as error:
             if len(feeds) == 1:
                 fault = RowError("engine", "generate", f"{type(error).__name__}: {error}", retryable=True)

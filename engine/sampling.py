@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..kernels import Kernels
 from ..kernels.sampling import Filters, Penalties
-from ..kernels.sampling.noise import noise_keys
+from ..kernels.sampling.noise import noise_key
 from .request import RowError, TokenLogprob
 from .sequence import Drawn, Sequence
 
@@ -76,11 +76,11 @@ class Sampler:
 
 def filters(sequences: list[Sequence], device: torch.device) -> Filters:
     sampling = [sequence.task.request.sampling for sequence in sequences]
-    keys = noise_keys(
-        np.array([one.seed for one in sampling], dtype=np.uint64),
-        np.array([sequence.task.request.key for sequence in sequences], dtype=np.uint64),
-        np.array([sequence.sample for sequence in sequences], dtype=np.uint64),
-        np.array([sequence.answer_length for sequence in sequences], dtype=np.uint64),
+    keys = noise_key(
+        np.array([one.seed for one in sampling]),
+        np.array([sequence.task.request.key for sequence in sequences]),
+        np.array([sequence.sample for sequence in sequences]),
+        np.array([sequence.answer_length for sequence in sequences]),
     )
     return Filters(
         temperature=torch.tensor([one.temperature for one in sampling], dtype=torch.float32, device=device),

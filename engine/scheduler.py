@@ -5,13 +5,14 @@ Pure Python on tokens and block ids. There is one kind of step: a list of (seque
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from .blocks import BlockNode, BlockPool, BlockTree, Match
 from .forecast import Demand, LengthForecast
 from .intake import Intake
 from .request import Completion, RowError, Sample
 from .sequence import Drawn, Feed, Sequence, Step
+from .statistics import Statistics
 from .stopping import finish_reason
 
 SPARE_SHARE = 100  # one block in this many is kept free at admission
@@ -19,26 +20,6 @@ SPARE_SHARE = 100  # one block in this many is kept free at admission
 
 class EngineStalled(RuntimeError):
     """No sequence can make progress: a fault of the engine, raised instead of hanging."""
-
-
-@dataclass(slots=True)
-class Statistics:
-    """Counters of a run, and gauges of its last step."""
-
-    arrived: int = 0  # sequences admitted
-    steps: int = 0
-    fed_tokens: int = 0
-    computed_prompt_tokens: int = 0  # fed prompt tokens, recomputed ones included
-    cached_prompt_tokens: int = 0
-    recomputed_tokens: int = 0
-    output_tokens: int = 0
-    preemptions: int = 0
-    copied_blocks: int = 0
-    duplicates: int = 0
-    running: int = 0
-    kv_blocks_used: int = 0
-    kv_blocks_peak: int = 0
-    kv_blocks_total: int = 0
 
 
 class Scheduler:
@@ -218,7 +199,11 @@ class Scheduler:
     def _settle(self, sequence: Sequence) -> list[tuple[int, int]]:
         """What the sequence matched is computed: copies the donated part of a block and lets the donor go."""
         match = sequence.match
-        copies = [(donor.block, sequence.path[len(match.path)].block) for donor in match.donors]
+        copies = []
+        for donor in match.donors:
+            own = sequence.path[len(match.path)]
+            own.source = None
+            copies.append((donor.block, own.block))
         self._let_donor_go(sequence)
         self._statistics.copied_blocks += len(copies)
         return copies
@@ -296,16 +281,23 @@ class Scheduler:
         """Ends the row of `sequence` with an error; rows that waited for its prompt start over."""
         task = sequence.task
         task.error = error
-        siblings = [other for other in (*self._running, *self._preempted) if other.task is task]
-        orphans = {id(node) for other in siblings for node in other.path if not node.ready}
-        for other in siblings:
+        lost = [other for other in (*self._running, *self._preempted) if other.task is task]
+        orphans = {id(node) for other in lost for node in other.path if not node.ready}
+        for other in lost:
             self._drop(other)
-        for other in [other for other in self._running if orphans & {id(node) for node in other.match.nodes}]:
-            self._preempt(other)
+        self._restart_waiting(orphans)
         self._intake.forget(task)
         self._head = None
         self._pin(())
         self._complete(sequence)
+
+    def _restart_waiting(self, orphans: set[int]) -> None:
+        """Nobody will compute these nodes: who waits for them starts over, and who waits for those in turn."""
+        while orphans:
+            waiting = [other for other in self._running if orphans & {id(node) for node in other.match.nodes}]
+            orphans = {id(node) for other in waiting for node in other.path if not node.ready}
+            for other in waiting:
+                self._preempt(other)
 
     def _drop(self, sequence: Sequence) -> None:
         for group in (self._running, self._preempted):
@@ -334,7 +326,6 @@ class Scheduler:
         statistics.steps += 1
         statistics.fed_tokens += step.num_tokens
         statistics.running = len(self._running)
-        statistics.duplicates = self._intake.duplicates
         statistics.kv_blocks_used = self._pool.num_blocks - self._pool.num_free
         statistics.kv_blocks_peak = max(statistics.kv_blocks_peak, statistics.kv_blocks_used)
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from batchgen.engine.blocks import BlockPool, BlockTree, UnsharedBlocks
 from batchgen.engine.intake import Intake
 from batchgen.engine.request import Completion, Request, RowError, Sampling
-from batchgen.engine.scheduler import EngineStalled, Scheduler, Statistics
+from batchgen.engine.scheduler import EngineStalled, Scheduler
 from batchgen.engine.sequence import Drawn, Step
+from batchgen.engine.statistics import Statistics
 
 VOCABULARY = 50
 EOS = 7
@@ -85,7 +86,7 @@ def run(
     pool = BlockPool(num_blocks)
     tree = (BlockTree if sharing else UnsharedBlocks)(pool, block_size)
     statistics = Statistics(kv_blocks_total=num_blocks)
-    intake = Intake(iter(requests), Bounds(num_blocks * block_size), lambda tokens: "", deque())
+    intake = Intake(iter(requests), Bounds(num_blocks * block_size), lambda tokens: "", deque(), statistics)
     scheduler = Scheduler(intake, tree, budget, max_sequences, statistics)
     model = model or PagedModel(block_size)
     finished: list[Completion] = []
@@ -141,12 +142,14 @@ def test_every_row_gets_its_answer_whatever_the_limits(
 ):
     lengths = random.Random(seed)
     requests = [
-        Request(key, prompt, Sampling(max_tokens=lengths.randint(1, 20), temperature=temperature, n=lengths.randint(1, 3)))
+        Request(
+            key, prompt, Sampling(max_tokens=lengths.randint(1, 20), temperature=temperature, n=lengths.randint(1, 3))
+        )
         for key, prompt in enumerate(sorted(prompts) if planned else prompts)
     ]
     longest = max(len(request.prompt) + request.sampling.max_tokens for request in requests)
     num_blocks = -(-longest // block_size) + slack // block_size
-    finished, statistics = run(
+    finished, _statistics = run(
         requests,
         num_blocks=num_blocks,
         block_size=block_size,
@@ -338,7 +341,7 @@ def test_pulls_only_as_there_is_room():
             yield Request(key, [key % VOCABULARY, key // VOCABULARY % VOCABULARY, 3], greedy(4, ignore_eos=True))
 
     pool = BlockPool(32)
-    intake = Intake(endless(), Bounds(128), lambda tokens: "", deque())
+    intake = Intake(endless(), Bounds(128), lambda tokens: "", deque(), Statistics())
     scheduler = Scheduler(intake, BlockTree(pool, 4), 16, 8, Statistics())
     model = PagedModel(4)
     for _ in range(20):
@@ -350,7 +353,7 @@ def test_pulls_only_as_there_is_room():
 
 def test_many_refused_rows_are_handed_out_in_pieces():
     requests = (Request(key, [], greedy(1)) for key in range(20_000))
-    intake = Intake(requests, Bounds(128), lambda tokens: "", deque())
+    intake = Intake(requests, Bounds(128), lambda tokens: "", deque(), Statistics())
     scheduler = Scheduler(intake, BlockTree(BlockPool(8), 4), 16, 8, Statistics())
     most = total = 0
     while not intake.exhausted:
@@ -369,7 +372,7 @@ def test_thrashing_is_bounded():
 
 def test_no_progress_raises_instead_of_hanging():
     pool = BlockPool(4)
-    intake = Intake(iter([Request(0, [1] * 12, greedy(4))]), Bounds(16), lambda tokens: "", deque())
+    intake = Intake(iter([Request(0, [1] * 12, greedy(4))]), Bounds(16), lambda tokens: "", deque(), Statistics())
     scheduler = Scheduler(intake, BlockTree(pool, 4), 16, 8, Statistics())
     pool.take(2)  # blocks that somebody lost
     with pytest.raises(EngineStalled, match="2 of 4 KV blocks free"):

@@ -1,0 +1,23 @@
+"""What a run of the engine has done so far, for progress lines and reports. Counts only; decides nothing."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Counters of a run, and gauges of its last step."""
+
+    arrived: int = 0  # sequences admitted
+    steps: int = 0
+    fed_tokens: int = 0
+    computed_prompt_tokens: int = 0  # fed prompt tokens, recomputed ones included
+    cached_prompt_tokens: int = 0
+    recomputed_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+    copied_blocks: int = 0
+    duplicates: int = 0
+    running: int = 0
+    kv_blocks_used: int = 0
+    kv_blocks_peak: int = 0
+    kv_blocks_total: int = 0
