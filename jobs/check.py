@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import pyarrow as pa
-
 from batchgen.pipeline.prompt import TemplateError, template_columns
 from batchgen.pipeline.result import result_schema
 from batchgen.pipeline.source import sample_schema
@@ -106,5 +105,3 @@ def _named(job: Job, work: Callable[[], T]) -> T:
         return work()
     except TemplateError as error:
         raise UsageError(f"{job.source}: {error}") from error
-
-

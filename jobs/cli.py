@@ -1,6 +1,6 @@
 """The command line: words in, exit code out, every error one line.
 
-Knows the commands and their options; each command imports what it needs when it is called, so that most never load torch.
+Knows the commands and their options; each imports what it needs when it is called, so that most never load torch.
 """
 
 import sys
@@ -53,10 +53,14 @@ def cli() -> None:
 @_JOB
 @_set
 @click.option("--limit", type=click.IntRange(min=1), help="Take only the first N rows of the input.")
-@click.option("--deadline", metavar="TIME", help="Stop cleanly at a time (06:00) or after a while (90s, 30m, 2h); exit 4.")
+@click.option(
+    "--deadline", metavar="TIME", help="Stop cleanly at a time (06:00) or after a while (90s, 30m, 2h); exit 4."
+)
 @click.option("--fresh", is_flag=True, help="Throw the earlier output away and start over.")
 @click.option("--yes", is_flag=True, help="Do not ask before --fresh throws something away.")
-@click.option("--retry", metavar="OUTCOMES", help="Ask again the rows that ended so: errors, length or both, with a comma.")
+@click.option(
+    "--retry", metavar="OUTCOMES", help="Ask again the rows that ended so: errors, length or both, with a comma."
+)
 @click.option("--quiet", is_flag=True, help="No progress, only errors.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", help="Form of the lines on stderr.")
 @_debug

@@ -15,11 +15,9 @@ _RECORD, STAGING = "commit.json", "staging"
 def begin_commit(
     sidecar: Path, data: list[str], metadata: list[str], obsolete: list[str], manifest: dict[str, Any]
 ) -> None:
-    """Decides that the files in staging are the output. `data` and `metadata` are relative names, moved in this order."""
+    """Decides that the files in staging are the output; `data` is moved before `metadata`, by relative name."""
     gone = [name for name in obsolete if name not in {*data, *metadata}]
-    write_json(
-        sidecar / _RECORD, {"data": data, "metadata": metadata, "obsolete": gone, "manifest": manifest}
-    )
+    write_json(sidecar / _RECORD, {"data": data, "metadata": metadata, "obsolete": gone, "manifest": manifest})
 
 
 def finish_commit(output: Path, sidecar: Path) -> bool:

@@ -140,7 +140,9 @@ def expand_variables(document: Any, source: str, place: str = "") -> Any:
     Raises UsageError naming the key and the missing variable.
     """
     if isinstance(document, dict):
-        return {key: expand_variables(item, source, f"{place}.{key}" if place else key) for key, item in document.items()}
+        return {
+            key: expand_variables(item, source, f"{place}.{key}" if place else key) for key, item in document.items()
+        }
     if isinstance(document, list):
         return [expand_variables(item, source, f"{place}[{index}]") for index, item in enumerate(document)]
     if not isinstance(document, str):

@@ -16,7 +16,7 @@ class UsageError(JobError):
     exit_code = 2
 
 
-class OutputBusy(JobError):
+class OutputBusyError(JobError):
     """Another live run holds the output."""
 
     exit_code = 75

@@ -88,7 +88,11 @@ def _plain(item: Mapping[str, Any]) -> str:
 
 
 def _short(value: Any) -> str:
-    text = repr(value) if not isinstance(value, bool) and value is not None else {True: "true", False: "false"}.get(value, "null")
+    text = (
+        repr(value)
+        if not isinstance(value, bool) and value is not None
+        else {True: "true", False: "false"}.get(value, "null")
+    )
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -118,6 +122,10 @@ def _step(model: type[BaseModel], key: Any) -> list[type[BaseModel]]:
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias) and issubclass(annotation, BaseModel):
+    if (
+        isinstance(annotation, type)
+        and not isinstance(annotation, types.GenericAlias)
+        and issubclass(annotation, BaseModel)
+    ):
         return [annotation]
     return [model for inner in typing.get_args(annotation) for model in _models_in(inner)]

@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
-
 from batchgen.pipeline.config import OutputSettings
+from numpy.typing import NDArray
 
 from .outcomes import codes_of
 

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
-
 from batchgen.pipeline.rows import Source
+from numpy.typing import NDArray
 
 from .errors import JobError
 from .finals import RowReader
@@ -44,16 +43,12 @@ class ShardMaker:
         carried = [self.source.schema.field(name) for name in self.columns]
         return pa.schema([*carried, *self.result_schema], self.source.schema.metadata)
 
-    @property
-    def num_shards(self) -> int:
-        return max(1, -(-len(self.outcomes.codes) // self.journal.shard_rows))
-
     def shards(self) -> Iterator[Iterator[pa.RecordBatch]]:
         """The batches of one shard after another; each must be used up before the next."""
         if (missing := self.outcomes.positions(OPEN)).size:
             raise JobError(f"{missing.size} rows have no outcome, the first is {self.source.place(int(missing[0]))}")
         carried = _Carried(self.source, self.columns)
-        for shard in range(self.num_shards):
+        for shard in range(max(1, -(-len(self.outcomes.codes) // self.journal.shard_rows))):
             yield self._join(shard, carried)
 
     def _join(self, shard: int, carried: "_Carried") -> Iterator[pa.RecordBatch]:
@@ -80,7 +75,9 @@ class ShardMaker:
         index = index[(codes[index] != SKIPPED) & (positions[index] < stop)]
         expected = start + np.flatnonzero(self.outcomes.codes[start:stop] != SKIPPED)
         if not np.array_equal(positions[index], expected):
-            raise JobError(f"shard {shard}: {len(index)} rows are there, {len(expected)} must be; nothing was published")
+            raise JobError(
+                f"shard {shard}: {len(index)} rows are there, {len(expected)} must be; nothing was published"
+            )
         return _Chosen([batch.select(self.result_schema.names) for batch in batches], index, self.result_schema)
 
     def _earlier(self, start: int, stop: int) -> list[pa.RecordBatch]:
@@ -90,7 +87,9 @@ class ShardMaker:
         batches, done = [], 0
         for batch in self.earlier.take(len(positions)).to_batches():
             head = [pa.array(positions[done : done + batch.num_rows]), pa.array(np.zeros(batch.num_rows, np.int8))]
-            batches.append(pa.RecordBatch.from_arrays([*head, *batch.columns], schema=journal_schema(self.result_schema)))
+            batches.append(
+                pa.RecordBatch.from_arrays([*head, *batch.columns], schema=journal_schema(self.result_schema))
+            )
             done += batch.num_rows
         return batches
 
@@ -138,7 +137,9 @@ class _Chosen:
         index = self._index[start : start + num_rows]
         batch_of = np.searchsorted(self._starts, index, side="right") - 1
         order = np.argsort(batch_of, kind="stable")
-        parts = [self._batches[at].take(pa.array(index[batch_of == at] - self._starts[at])) for at in np.unique(batch_of)]
+        parts = [
+            self._batches[at].take(pa.array(index[batch_of == at] - self._starts[at])) for at in np.unique(batch_of)
+        ]
         gathered = pa.concat_batches(parts) if parts else pa.RecordBatch.from_pylist([], self._schema)
         return gathered.take(pa.array(np.argsort(order, kind="stable")))
 

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, PrivateAttr, ValidationError, field_validator
-
 from batchgen.engine.config import EngineSettings, GenerationSettings, ModelSettings, Section
 from batchgen.pipeline.config import InputSettings, OutputSettings, PromptSettings
+from pydantic import Field, PrivateAttr, ValidationError, field_validator
 
 from .document import expand_variables, override, read_document
 from .errors import UsageError
@@ -103,6 +102,10 @@ class Job(Section):
             raise UsageError(f"{path}: {explain(error, document, cls)}") from error
         job._base, job._source, job._document = path.resolve().parent, str(path), written
         return job
+
+    def with_limit(self, limit: int) -> Self:
+        """The same job over the first `limit` rows of its input."""
+        return self.model_copy(update={"input": self.input.model_copy(update={"limit": limit})})
 
     @property
     def base(self) -> Path:

@@ -8,6 +8,7 @@ import shutil
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from .files import ASIDE, write_aside
 
 POSITION, OUTCOME = "position", "outcome"
+_USAGE = ("prompt_tokens", "cached_tokens", "completion_tokens")
 _NAME = re.compile(r"(\d{6,})-([0-9a-f]{8})\.arrow")
 _MAX_BATCH_ROWS = 10_000
 
@@ -88,6 +90,15 @@ class Journal:
         else:
             self.clear()
 
+    def usage(self, column: str) -> dict[str, int]:
+        """Token counts over everything journaled, rows that were asked again included."""
+        totals: dict[str, int] = {}
+        for pieces in self.pieces.values():
+            for piece in pieces:
+                for name, values in zip(_USAGE, _read_batch(piece).column(column).flatten(), strict=True):
+                    totals[name] = totals.get(name, 0) + (pc.sum(values).as_py() or 0)
+        return totals
+
     def clear(self) -> None:
         """Removes everything, broken segments included."""
         if self.directory.exists():
@@ -103,9 +114,7 @@ class Journal:
             if match:
                 found.append((int(match[1]), path))
                 self._number = max(self._number, int(match[1]))
-            elif path.name.endswith(ASIDE):
-                path.unlink()  # of a writer that was killed
-            else:
+            elif not path.name.endswith(ASIDE):
                 self.broken.append(path)
         return [path for _, path in sorted(found)]
 
@@ -124,7 +133,7 @@ class Journal:
         order = np.argsort(shards, kind="stable")
         sorted_rows, sorted_shards = rows.take(pa.array(order)), shards[order]
         edges = np.flatnonzero(np.diff(sorted_shards, prepend=-1, append=-1))
-        for start, stop in zip(edges[:-1], edges[1:], strict=True):
+        for start, stop in pairwise(edges):
             piece = sorted_rows.slice(start, stop - start).combine_chunks()
             for batch in piece.to_batches(max_chunksize=_MAX_BATCH_ROWS):
                 yield int(sorted_shards[start]), batch

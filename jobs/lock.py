@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from .errors import JobError, OutputBusy
+from .errors import JobError, OutputBusyError
 from .files import read_json, write_json
 from .owner import describe, is_alive
 
@@ -22,7 +22,7 @@ PATIENCE_SECONDS = 60.0  # how old the heartbeat of a run on another machine may
 
 
 class Lock:
-    """Holds `path` until `release`; raises OutputBusy when another live run holds it."""
+    """Holds `path` until `release`; raises OutputBusyError when another live run holds it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -32,7 +32,7 @@ class Lock:
         with _guard(path):
             holder = read_holder(path)
             if holder is not None and is_held(holder):
-                raise OutputBusy(_busy(path, holder))
+                raise OutputBusyError(_busy(path, holder))
             self._write()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._thread.start()

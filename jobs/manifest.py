@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
+from batchgen.pipeline.config import OutputSettings
 from batchgen.pipeline.rows import FileIdentity
 
 from .errors import JobError
@@ -33,6 +34,7 @@ class Manifest:
     tokenizer: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     input: list[dict[str, Any]] = field(default_factory=list)
+    num_rows: int = 0
     replaced_surrogates: int = 0
     final_rows: int = 0
     counts: dict[str, int] = field(default_factory=dict)
@@ -58,6 +60,15 @@ class Manifest:
 
     def save(self, path: Path) -> None:
         write_json(path, asdict(self))
+
+    @property
+    def output_settings(self) -> OutputSettings:
+        """The layout of the output."""
+        return OutputSettings(path=".", **self.layout["output"])
+
+    @property
+    def num_samples(self) -> int:
+        return int(self.identity["generation"]["n"])
 
     @property
     def files(self) -> list[FileIdentity]:

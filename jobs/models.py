@@ -20,8 +20,8 @@ class LoadedModel(Protocol):
     tokenizer: Any
     statistics: Any
 
-    @property
-    def eos_ids(self) -> frozenset[int]: ...
+    bounds: Any  # eos_ids: the end tokens of model and tokenizer
+
     def run(self, requests: Iterable[Request]) -> Iterator[Completion]: ...
 
 

@@ -6,30 +6,27 @@ Knows where its files lie and when they are in force; how final files are made i
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import yaml
-from numpy.typing import NDArray
-
-from batchgen.engine.request import Sampling
 from batchgen.pipeline.rows import Source
 
 from .commit import finish_commit
-from .errors import UsageError
+from .errors import JobError, UsageError
+from .failure import explain_failure
 from .files import remove_asides, write_aside
 from .finals import read_final_outcomes, visible_files
 from .fingerprint import differences, fingerprint, identity_of, layout_of
 from .job import Job
-from .journal import OUTCOME, POSITION, Journal
+from .journal import Journal
 from .lock import Lock
 from .log import EventLog
 from .manifest import Manifest
-from .outcomes import LENGTH, SKIPPED, Outcomes, codes_of
+from .outcomes import LENGTH, SKIPPED, Outcomes
 
 SIDECAR = "__batchgen__"
 
@@ -41,11 +38,14 @@ class Output:
         self.path = job.output_path
         self.sidecar = self.path / SIDECAR
         self.job = job
+        self.scratch = self.sidecar / "scratch"
         self.log = EventLog(self.sidecar / "log.jsonl")
         self.journal = Journal(self.sidecar / "journal", job.output.shard_rows)
         self.outcomes = Outcomes(0)
-        self.manifest: Manifest
+        self.manifest = _new_manifest(job, "")
         self._unpublished = False
+        self._claimed = False
+        self._began = time.monotonic()
         self._lock = lock
 
     def claim(self, model_digest: str, retry: tuple[int, ...] = ()) -> None:
@@ -60,6 +60,7 @@ class Output:
             _accept_max_tokens(self.job, stored)
         with write_aside(self.sidecar / "job.yaml") as file:
             file.write(yaml.safe_dump(self.job.document, sort_keys=False, allow_unicode=True).encode())
+        self._claimed = True
 
     def row_limit(self, limit: int | None) -> int | None:
         """How many rows the source must know: rows already in final files stay, whatever the limit is now."""
@@ -69,38 +70,61 @@ class Output:
         """Learns the outcome of every row so far, and stores the input's identity before anything is journaled."""
         if len(source.files) >= len(self.manifest.input):
             self.manifest.remember_files(list(source.files))
+        self.manifest.num_rows = source.num_rows
         self.save()
-        self.outcomes = Outcomes(source.num_rows)
-        journaled = list(self.journal.recover())
+        remove_asides(self.journal.directory)
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        self.scratch.mkdir()
+        self.outcomes, self._unpublished = recover_outcomes(self.path, self.manifest, self.journal)
         for path in self.journal.broken:
             self.log.write("broken_segment", path=path.name)
-        if self.manifest.final_rows:
-            self._record_final_rows()
-        for positions, codes in journaled:
-            self.outcomes.record(positions, codes)
-            self._unpublished |= bool((positions < source.num_rows).any())
 
     def save(self) -> None:
         """Stores the manifest, if the lock is still ours."""
         self._lock.check()
         self.manifest.save(self.sidecar / "manifest.json")
 
+    def describe(self, **sections: dict[str, Any]) -> None:
+        """Stores sections of the manifest: settings, model, tokenizer, versions."""
+        for name, value in sections.items():
+            setattr(self.manifest, name, value)
+        self.save()
+
+    def settle(self, state: str, **values: Any) -> None:
+        """Notes how the run ended, in manifest and log."""
+        if self._claimed:
+            self.conclude(state)
+            self.save()
+        self.log.write(state, **values)
+
+    def conclude(self, state: str) -> None:
+        """Puts the end of the run into the manifest, without storing it."""
+        seconds = time.monotonic() - self._began
+        times = self.manifest.times
+        self.manifest.times = {
+            "seconds": round(times.get("seconds", 0.0) + seconds, 3),
+            "runs": times.get("runs", 0) + 1,
+            "ended": _now(),
+        }
+        self._began = time.monotonic()
+        self.manifest.state = state
+        self.manifest.counts = self.outcomes.counts()
+
+    @contextmanager
+    def failing(self) -> Iterator[None]:
+        """Notes an error that ends the run, before it goes on its way."""
+        try:
+            yield
+        except Exception as error:
+            with suppress(OSError, JobError):  # a full disk, say, must not hide the error itself
+                self.settle("failed", error=explain_failure(error)[0])
+            raise
+
     @property
     def is_settled(self) -> bool:
         """Everything known stands in the final files."""
         num_rows = len(self.outcomes.codes)
         return self.manifest.state == "finished" and self.manifest.final_rows >= num_rows and not self._unpublished
-
-    def _record_final_rows(self) -> None:
-        kept = np.setdiff1d(np.arange(self.manifest.final_rows), np.array(self.manifest.skipped, np.int64))
-        codes = read_final_outcomes(self.path, self.job.output, self.job.generation.n)
-        if len(kept) != len(codes):
-            raise UsageError(
-                f"{self.path}: its files hold {len(codes)} rows, its manifest {len(kept)}; restore them, or use --fresh"
-            )
-        self.outcomes.record(kept, codes)
-        skipped = np.array(self.manifest.skipped, np.int64)
-        self.outcomes.record(skipped, np.full(len(skipped), SKIPPED, np.int8))
 
     def _clear(self) -> None:
         """Removes what an earlier job left: the manifest first, so that a kill in between leaves no half truth."""
@@ -116,7 +140,7 @@ class Output:
 def open_output(job: Job, fresh: bool = False) -> Iterator[Output]:
     """Creates or opens the output and holds its lock. `fresh` throws away what an earlier run left there.
 
-    Raises OutputBusy when another live run holds it, UsageError when the directory is not an output.
+    Raises OutputBusyError when another live run holds it, UsageError when the directory is not an output.
     """
     path = job.output_path
     require_output_directory(path)
@@ -127,6 +151,30 @@ def open_output(job: Job, fresh: bool = False) -> Iterator[Output]:
             output._clear()
         finish_commit(path, path / SIDECAR)
         yield output
+
+
+def recover_outcomes(path: Path, manifest: Manifest, journal: Journal) -> tuple[Outcomes, bool]:
+    """The outcome of every row, from final files and journal, and whether the journal has any that count."""
+    outcomes = Outcomes(manifest.num_rows)
+    journaled = list(journal.recover())
+    unpublished = any(bool((positions < manifest.num_rows).any()) for positions, _ in journaled)
+    if manifest.final_rows:
+        _record_final_rows(path, manifest, outcomes)
+    for positions, codes in journaled:
+        outcomes.record(positions, codes)
+    return outcomes, unpublished
+
+
+def _record_final_rows(path: Path, manifest: Manifest, outcomes: Outcomes) -> None:
+    skipped = np.array(manifest.skipped, np.int64)
+    kept = np.setdiff1d(np.arange(manifest.final_rows), skipped, assume_unique=True)
+    codes = read_final_outcomes(path, manifest.output_settings, manifest.num_samples)
+    if len(kept) != len(codes):
+        raise JobError(
+            f"{path}: its files hold {len(codes)} rows, its manifest {len(kept)}; restore them, or use --fresh"
+        )
+    outcomes.record(kept, codes)
+    outcomes.record(skipped, np.full(len(skipped), SKIPPED, np.int8))
 
 
 def require_output_directory(path: Path) -> None:
@@ -164,13 +212,16 @@ def _accept_max_tokens(job: Job, manifest: Manifest) -> None:
 
 def _new_manifest(job: Job, model_digest: str) -> Manifest:
     identity = identity_of(job, model_digest)
-    now = datetime.now(UTC)
     return Manifest(
         job=job.name,
         fingerprint=fingerprint(identity),
         identity=identity,
         layout=layout_of(job),
         template_date=datetime.now().date().isoformat(),
-        created=now.isoformat(timespec="seconds"),
+        created=_now(),
         max_tokens=[job.generation.max_tokens],
     )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

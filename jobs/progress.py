@@ -151,15 +151,9 @@ class Bar:
         self._bar = tqdm(total=None, unit="tok", unit_scale=True, file=stream, dynamic_ncols=True)
 
     def show(self, snapshot: Snapshot) -> None:
-        rates = snapshot.rates
         self._bar.total = max(snapshot.tokens_total, 1)
-        self._bar.n = snapshot.tokens if snapshot.tokens_total else 1
-        self._bar.set_postfix_str(
-            f"{snapshot.rows_done}/{snapshot.rows_total} rows, {rates['rows_per_second']:.1f} rows/s, "
-            f"prompt {rates['prompt_tokens_per_second']:.0f} tok/s, output {rates['output_tokens_per_second']:.0f} tok/s, "
-            f"reuse {rates['reuse']:.0%}, KV {rates['kv_use']:.0%}",
-            refresh=True,
-        )
+        self._bar.n = snapshot.tokens if snapshot.tokens_total else 1  # rows without a token still end at 100 %
+        self._bar.set_postfix_str(_figures(snapshot), refresh=True)
 
     def close(self) -> None:
         self._bar.close()
@@ -188,13 +182,16 @@ class Lines:
             seconds_left = None if left is None else round(left)
             tokens = {"tokens": snapshot.tokens, "tokens_total": snapshot.tokens_total}
             return json.dumps({**values, **tokens, **rates, "seconds_left": seconds_left})
-        rates = snapshot.rates
-        return (
-            f"{snapshot.rows_done}/{snapshot.rows_total} rows, {rates['rows_per_second']:.1f} rows/s, "
-            f"prompt {rates['prompt_tokens_per_second']:.0f} tok/s, output {rates['output_tokens_per_second']:.0f} tok/s, "
-            f"reuse {rates['reuse']:.0%}, KV {rates['kv_use']:.0%}, "
-            f"{'about ' + format(left, '.0f') + ' s left' if left is not None else 'just begun'}"
-        )
+        return f"{_figures(snapshot)}, {'just begun' if left is None else f'about {left:.0f} s left'}"
+
+
+def _figures(snapshot: Snapshot) -> str:
+    rates = snapshot.rates
+    return (
+        f"{snapshot.rows_done}/{snapshot.rows_total} rows, {rates['rows_per_second']:.1f} rows/s, "
+        f"prompt {rates['prompt_tokens_per_second']:.0f} tok/s, "
+        f"output {rates['output_tokens_per_second']:.0f} tok/s, reuse {rates['reuse']:.0%}, KV {rates['kv_use']:.0%}"
+    )
 
 
 class Silence:

@@ -3,8 +3,9 @@
 Knows numbers only; they are counted elsewhere.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -16,10 +17,14 @@ class Report:
     tokens: dict[str, int] = field(default_factory=dict)
     reuse: float = 0.0
     seconds: float = 0.0
-    generated: int = 0  # rows asked in this run
+    asked: int = 0  # rows this run set out to generate
     stopped: str | None = None
     too_many_failures: bool = False
     exit_code: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """The report as JSON values."""
+        return {**asdict(self), "output": str(self.output)}
 
     def summary(self) -> str:
         """One line for people."""
@@ -31,7 +36,7 @@ class Report:
             return f"{head}; stopped ({self.stopped}), the same command continues"
         if self.too_many_failures:
             return f"{head}; more rows failed than run.max_failures allows"
-        if not self.generated:
+        if not self.asked:
             return f"{head}; nothing was left to do"
         return f"{head}; {self.seconds:.0f} s, {self.reuse:.0%} of prompt tokens reused"
 

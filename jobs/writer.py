@@ -32,9 +32,10 @@ class JournalWriter:
         while True:
             self._raise_failure()
             try:
-                return self._queue.put(rows, timeout=0.1)
+                self._queue.put(rows, timeout=0.1)
             except queue.Full:
                 continue
+            return
 
     def close(self) -> None:
         """Writes what is left. Raises what went wrong in the thread."""
@@ -52,9 +53,10 @@ class JournalWriter:
     def _drain_into_end(self) -> None:
         while self._failure is None:
             try:
-                return self._queue.put(None, timeout=0.1)
+                self._queue.put(None, timeout=0.1)
             except queue.Full:
                 continue
+            return
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

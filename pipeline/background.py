@@ -29,7 +29,8 @@ class Ahead(Generic[T]):
         self._items = items
         self._made: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._permits = threading.Semaphore(depth)
-        self._stop = stop or threading.Event()
+        self._stop = stop or threading.Event()  # of others too, so never set here
+        self._left = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True, name="batchgen-ahead")
 
     def __enter__(self) -> Self:
@@ -39,7 +40,7 @@ class Ahead(Generic[T]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop.set()
+        self._left.set()
         self._permits.release()
         self._thread.join(_JOIN_SECONDS)
 
@@ -78,7 +79,7 @@ class Ahead(Generic[T]):
     def _work(self) -> None:
         iterator = iter(self._items)
         try:
-            while self._permits.acquire() and not self._stop.is_set():
+            while self._permits.acquire() and not (self._left.is_set() or self._stop.is_set()):
                 try:
                     self._made.put(next(iterator))
                 except StopIteration:

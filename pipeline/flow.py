@@ -53,9 +53,12 @@ def answers(
     requests = _render(source, renderer, done, skipped)
     windows = plan_windows(requests, directory, budget, stop)
     with Ahead(_generate(engine, windows), _COMPLETIONS_AHEAD, stop) as completions:
-        for batch in completions.batches(_BATCH_ROWS, _BATCH_SECONDS):
-            _drain(skipped, skip)
-            yield encoder.encode(batch)
+        try:
+            for batch in completions.batches(_BATCH_ROWS, _BATCH_SECONDS):
+                _drain(skipped, skip)
+                yield encoder.encode(batch)
+        finally:
+            stop.set()
     _drain(skipped, skip)
 
 

@@ -1,0 +1,68 @@
+"""`batchgen run` between the command line and `run`: options, the question before --fresh, signals, the last line.
+
+Knows the terminal; what a run does is in run.py.
+"""
+
+import json
+import sys
+
+import click
+
+from .check import check_files
+from .errors import UsageError
+from .job import Job
+from .outcomes import parse_retry
+from .report import Report
+from .run import RunOptions, run
+from .stop import Stop
+from .times import parse_deadline
+
+
+def run_command(
+    job: Job,
+    limit: int | None = None,
+    deadline: str | None = None,
+    fresh: bool = False,
+    yes: bool = False,
+    retry: str | None = None,
+    quiet: bool = False,
+    log_format: str = "text",
+) -> int:
+    """Runs the job and returns the exit code."""
+    options = RunOptions(fresh=fresh, retry=_retry(retry), quiet=quiet, log_format=log_format)
+    check_files(job)
+    if fresh and not yes:
+        _ask_before_fresh(job)
+    if limit is not None:
+        job = job.with_limit(limit)
+    report = run(job, options, stop=_stop(deadline or job.run.deadline))
+    if not quiet:
+        _tell(report, log_format)
+    return report.exit_code
+
+
+def _retry(text: str | None) -> tuple[int, ...]:
+    try:
+        return parse_retry(text)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def _stop(deadline: str | None) -> Stop:
+    try:
+        return Stop(parse_deadline(deadline) if deadline else None)
+    except ValueError as error:
+        raise UsageError(f"--deadline: {error}") from error
+
+
+def _ask_before_fresh(job: Job) -> None:
+    if not job.output_path.exists() or not any(job.output_path.iterdir()):
+        return
+    if not sys.stdin.isatty():
+        raise UsageError(f"{job.output_path}: --fresh throws this output away; confirm with --yes")
+    click.confirm(f"Throw away the output in {job.output_path}?", abort=True, err=True)
+
+
+def _tell(report: Report, log_format: str) -> None:
+    line = report.summary() if log_format == "text" else json.dumps({"event": "end", **report.as_json()})
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,112 @@
+"""Turns a job's finished rows into its final files: written in a staging directory, then moved in one commit.
+
+Knows the order of these steps; each can be killed, and the next run does it again.
+"""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from batchgen.pipeline.result import result_schema
+from batchgen.pipeline.rows import Source
+from batchgen.pipeline.sink import Sink, make_sink, num_shards, write_shard
+
+from .check import carried_columns
+from .commit import STAGING, begin_commit, finish_commit
+from .finals import RowReader, read_results, visible_files
+from .finish import ShardMaker
+from .job import Job
+from .outcomes import SKIPPED
+from .output import Output
+from .stop import Stop
+
+
+def output_sink(job: Job, source: Source) -> Sink:
+    """The sink of a job. Raises OutputError for a column that the format cannot hold."""
+    return make_sink(job.output.format, _schema(job, source))
+
+
+def publish(job: Job, output: Output, source: Source, stop: Stop) -> None:
+    """Makes the final files hold every row. Until the commit begins, earlier final files stay as they are."""
+    staging = _empty_directory(output.sidecar / STAGING)
+    maker = _shard_maker(job, output, source)
+    sink = output_sink(job, source)
+    shards = _write_shards(sink, maker, staging, stop)
+    output.conclude("finished")
+    _complete_manifest(job, output, maker)
+    metadata = [name for name in ("dataset_info.json", "state.json") if (staging / name).exists()]
+    obsolete = [str(path.relative_to(output.path)) for path in visible_files(output.path)]
+    begin_commit(output.sidecar, shards, metadata, obsolete, asdict(output.manifest))
+    finish_commit(output.path, output.sidecar)
+    output.log.write("finished", counts=output.manifest.counts)
+    output.journal.forget_rows_below(len(output.outcomes.codes))
+
+
+def _write_shards(sink: Sink, maker: ShardMaker, staging: Path, stop: Stop) -> list[str]:
+    aside = _empty_directory(staging / "aside")
+    total = num_shards(sink, len(maker.outcomes.codes), maker.journal.shard_rows)
+    contents = iter([chain.from_iterable(maker.shards())]) if sink.single_file else maker.shards()
+    names = [write_shard(sink, _until(stop, rows), staging, at, total, aside) for at, rows in enumerate(contents)]
+    sink.finish(staging, names, aside)
+    return names
+
+
+def _until(stop: Stop, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        stop.check()
+        yield batch
+
+
+def _shard_maker(job: Job, output: Output, source: Source) -> ShardMaker:
+    manifest = output.manifest
+    results = _results(job)
+    was_skipped = np.zeros(len(output.outcomes.codes), np.bool_)
+    was_skipped[np.array(manifest.skipped, np.int64)] = True
+    return ShardMaker(
+        source=source,
+        columns=carried_columns(job, source.schema),
+        outcomes=output.outcomes,
+        journal=output.journal,
+        earlier=RowReader(read_results(output.path, job.output, results), results),
+        final_rows=manifest.final_rows,
+        was_skipped=was_skipped,
+        result_schema=results,
+        usage_name=f"{job.output.prefix}usage",
+    )
+
+
+def _complete_manifest(job: Job, output: Output, maker: ShardMaker) -> None:
+    manifest, prompt = output.manifest, maker.tokens["prompt_tokens"]
+    manifest.final_rows = len(output.outcomes.codes)
+    manifest.skipped = output.outcomes.positions(SKIPPED).tolist()
+    manifest.tokens = dict(maker.tokens)
+    manifest.reuse = round(maker.tokens["cached_tokens"] / prompt, 6) if prompt else 0.0
+    if job.run.price_per_hour is not None:
+        manifest.cost = cost(job.run.price_per_hour, manifest.times["seconds"], maker.tokens)
+
+
+def cost(price_per_hour: float, seconds: float, tokens: dict[str, int]) -> dict[str, float]:
+    """What the device time came to, in all and per million tokens of prompts and answers."""
+    total = price_per_hour * seconds / 3600
+    million = (tokens["prompt_tokens"] + tokens["completion_tokens"]) / 1e6
+    per_million = round(total / million, 6) if million else 0.0
+    return {"price_per_hour": price_per_hour, "total": round(total, 6), "per_million_tokens": per_million}
+
+
+def _results(job: Job) -> pa.Schema:
+    return result_schema(job.generation.n, job.generation.logprobs is not None, job.output.prefix)
+
+
+def _schema(job: Job, source: Source) -> pa.Schema:
+    carried = [source.schema.field(name) for name in carried_columns(job, source.schema)]
+    return pa.schema([*carried, *_results(job)], source.schema.metadata)
+
+
+def _empty_directory(path: Path) -> Path:
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    return path

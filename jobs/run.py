@@ -1,0 +1,111 @@
+"""The flow of a job: open the output, read, generate what is not done, publish.
+
+Composed from the pipeline, the engine and the output; each of them decides its own matters.
+"""
+
+import sys
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+from batchgen.pipeline.rows import Source
+from batchgen.pipeline.source import open_source
+from numpy.typing import NDArray
+
+from .check import check_columns, check_model
+from .generate import Generation, describe_sampling
+from .job import Job
+from .models import Models
+from .output import Output, open_output
+from .publish import output_sink, publish
+from .report import Report
+from .stop import Stop, Stopped
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What a single run is asked beside its job. `retry`: outcome codes to ask again."""
+
+    fresh: bool = False
+    retry: tuple[int, ...] = ()
+    quiet: bool = True
+    log_format: str = "text"
+
+
+def run(job: Job, options: RunOptions | None = None, models: Models | None = None, stop: Stop | None = None) -> Report:
+    """Runs a job to its end, or goes on where it was left. Raises JobError, or an error of pipeline or engine.
+
+    A run that `stop` ends early returns a report that says so; finished rows are kept in every case.
+    """
+    session = Session(job, options or RunOptions(), models or Models(), stop or Stop())
+    check_model(job, session.models)
+    with open_output(job, session.options.fresh) as output, session.stop.listening():
+        try:
+            with session.stop.interruptible(), output.failing():
+                session.work(output)
+        except Stopped:
+            output.settle("stopped", reason=session.stop.reason)
+        return session.report(output)
+
+
+@dataclass
+class Session:
+    """One run of a job, from the claimed output to the report."""
+
+    job: Job
+    options: RunOptions
+    models: Models
+    stop: Stop
+    rows_asked: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+    def work(self, output: Output) -> None:
+        """All of it; whoever breaks it off loses only what was not journaled."""
+        output.claim(self.models.digest(self.job), self.options.retry)
+        source = self._open_source(output)
+        todo = self._todo(output)
+        if todo.any():
+            self._generate(output, source, todo)
+        if not output.is_settled:
+            publish(self.job, output, source, self.stop)
+
+    def _open_source(self, output: Output) -> Source:
+        limit = output.row_limit(self.job.input.limit)
+        settings = self.job.input.model_copy(update={"limit": limit})
+        source = open_source(settings, self.job.base, output.manifest.files)
+        check_columns(self.job, source.schema)
+        output.attach(source)
+        return source
+
+    def _todo(self, output: Output) -> NDArray[np.bool_]:
+        """True for the rows this run is to generate."""
+        mask = output.outcomes.open_mask(self.options.retry)
+        if self.job.input.limit is not None:
+            mask[self.job.input.limit :] = False
+        return mask
+
+    def _generate(self, output: Output, source: Source, todo: NDArray[np.bool_]) -> None:
+        output_sink(self.job, source)  # a column the format cannot hold is known before the model is loaded
+        self.rows_asked = int(todo.sum())
+        generation = Generation(self.job, self.models, output, source)
+        generation.describe()
+        if not self.options.quiet:
+            print(describe_sampling(generation.sampling, generation.origins), file=sys.stderr)
+        generation.run(todo, self.options.quiet, self.options.log_format)
+
+    def report(self, output: Output) -> Report:
+        """What the run came to."""
+        counts, stopped = output.outcomes.counts(), self.stop.reason
+        allowed = self.job.run.allowed_failures(counts["rows"])
+        too_many = stopped is None and allowed is not None and counts["error"] > allowed
+        return Report(
+            output=output.path,
+            counts=counts,
+            tokens=output.manifest.tokens,
+            reuse=output.manifest.reuse,
+            seconds=time.monotonic() - self.began,
+            asked=self.rows_asked,
+            stopped=stopped,
+            too_many_failures=too_many,
+            exit_code=3 if too_many else self.stop.exit_code,
+        )
