@@ -6,13 +6,17 @@ partial results are merged by log-sum-exp in float32, which is exact.
 
     out[t] = softmax over all keys j of t's items with  j <= p(t)  and  j > p(t) - window   of  scale * q[t].k[j]
 
-query        [T, Q, D]      compute dtype, position encoding applied
-key_pages    [K, N, B, D]   physical block n holds B consecutive tokens; Q is a multiple of K
-value_pages  [K, N, B, D]
-out          [T, Q, D]      dtype of query
+query        [T, Q, D]      float32 or bfloat16, position encoding applied, any strides
+key_pages    [K, N, B, D]   contiguous; physical block n holds B consecutive tokens; Q is a multiple of K
+value_pages  [K, N, B, D]   as key_pages. The pages' dtype may differ from query's: they are converted as they are read
+out          [T, Q, D]      dtype of query, new
 
 Keys of all fed tokens are written to the pages before attention runs. An item may be masked out whole for a query
-(outside its window); every query sees at least its own key. Scores and softmax are float32.
+(outside its window); every query sees at least its own key (a query in no item: ValueError). Slots that no item covers
+may hold anything, NaN included, and never show. Scores and softmax are float32; with low precision operands the
+probabilities, and the partial results that are merged, are rounded to the dtype of query.
+
+`plan_attention` is called once per step, `attention` once per layer with the same plan; a plan serves one thread.
 """
 
 from dataclasses import dataclass
@@ -25,10 +29,11 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class AttentionItems:
-    """The work items of one step in CSR form, on the host. Item i covers key positions start[i] .. start[i]+length[i],
+    """The work items of one step in CSR form, on the host.
 
-    held in blocks[block_offset[i] : block_offset[i+1]] (the first key at slot 0 of the first block), for the queries
-    queries[query_offset[i] : query_offset[i+1]] (row numbers of the step, ascending positions inside a sequence).
+    Item i covers the keys at positions start[i] .. start[i] + length[i], held in
+    blocks[block_offset[i] : block_offset[i+1]] (the first key at slot 0 of the first block), for the queries
+    queries[query_offset[i] : query_offset[i+1]] (rows of the step, ascending positions inside a sequence).
     """
 
     start: Ints  # [I] position of the first key in its sequence, a multiple of B

@@ -13,8 +13,8 @@ from . import AttentionItems, Ints
 
 QUERY_TILE = 256  # queries of one tile at most
 KEY_TILE = 1024  # keys of one tile at most, before the score budget
-SCORE_BUDGET = 2_400_000  # scores of one batch: 9.6 MB in float32
-KEY_BUDGET = 2_000_000  # elements of gathered keys in one batch: 8 MB in float32
+SCORE_BUDGET = 1_200_000  # scores of one batch: 5 MB in float32
+KEY_BUDGET = 1_000_000  # elements of gathered keys in one batch: 4 MB in float32
 MAX_CLASSES = 64  # distinct tile shapes that the search for batches looks at
 BATCH_COST = 100.0  # what one more batch costs, in the unit of `_tile_cost`: microseconds
 FLOP_PER_UNIT = 200_000.0
@@ -41,7 +41,7 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Rectangles of items: queries first_query .. + num_queries of the item's list, blocks first_block .. + num_blocks."""
+    """Rectangles of items: num_queries of an item's list from first_query on, num_blocks from first_block on."""
 
     item: Ints
     first_query: Ints
@@ -83,30 +83,22 @@ def make_batches(items: AttentionItems, geometry: Geometry) -> list[TileBatch]:
 def cut_tiles(items: AttentionItems, geometry: Geometry) -> Tiles:
     """All tiles in which at least one query sees at least one key."""
     max_queries, max_keys = geometry.tile_shape()
-    num_queries = np.diff(items.query_offset)
-    item, part = _parts(-(-num_queries // max_queries))
-    first_query = part * max_queries
-    count = np.minimum(num_queries[item] - first_query, max_queries)
-    low, high = _visible_keys(items, geometry, item, first_query, count)
-    first = low // geometry.block_size
-    blocks = np.maximum(-(-high // geometry.block_size) - first, 0)
-    blocks[high <= low] = 0
-    per_tile = max_keys // geometry.block_size
-    rows, part = _parts(-(-blocks // per_tile))
-    offset = part * per_tile
-    return Tiles(
-        item=item[rows],
-        first_query=first_query[rows],
-        num_queries=count[rows],
-        first_block=first[rows] + offset,
-        num_blocks=np.minimum(blocks[rows] - offset, per_tile),
-    )
+    item, first_query, num_queries = _split(np.diff(items.query_offset), max_queries)
+    low, high = _visible_keys(items, geometry, item, first_query, num_queries)
+    first_block = low // geometry.block_size
+    seen_blocks = np.where(high > low, -(-high // geometry.block_size) - first_block, 0)
+    rows, offset, num_blocks = _split(seen_blocks, max_keys // geometry.block_size)
+    return Tiles(item[rows], first_query[rows], num_queries[rows], first_block[rows] + offset, num_blocks)
 
 
-def _parts(counts: Ints) -> tuple[Ints, Ints]:
-    """Index i repeated counts[i] times, and 0 .. counts[i] - 1 beside it."""
-    owner = np.repeat(np.arange(len(counts)), counts)
-    return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+def _split(sizes: Ints, most: int) -> tuple[Ints, Ints, Ints]:
+    """Cuts each size into equal parts of at most `most`: owner, beginning and size of every part."""
+    parts = -(-sizes // most)
+    owner = np.repeat(np.arange(len(sizes)), parts)
+    part = np.arange(len(owner)) - np.repeat(np.cumsum(parts) - parts, parts)
+    share = -(-sizes[owner] // parts[owner])
+    begin = part * share
+    return owner, begin, np.minimum(sizes[owner] - begin, share)
 
 
 def _visible_keys(items: AttentionItems, geometry: Geometry, item: Ints, first: Ints, count: Ints) -> tuple[Ints, Ints]:

@@ -70,6 +70,8 @@ def plan_attention(items: AttentionItems, block_size: int) -> AttentionPlan:
 def attention(query: Tensor, key_pages: Tensor, value_pages: Tensor, plan: AttentionPlan, masking: Masking) -> Tensor:
     """[T, Q, D] attended over the pages [K, N, B, D]; see the contract."""
     num_tokens, num_heads, head_dim = query.shape
+    if num_tokens == 0:
+        return torch.empty_like(query)
     num_kv_heads, num_blocks = key_pages.shape[:2]
     geometry = Geometry(num_heads, num_kv_heads, head_dim, plan.block_size, masking.window)
     layout = plan.layout(geometry, num_blocks)
@@ -125,9 +127,10 @@ def _gather(pages: Tensor, batch: Batch, dtype: torch.dtype) -> Tensor:
 
 
 def _scores(query: Tensor, keys: Tensor) -> Tensor:
-    """query [b, r, D] times keys [b, D, m] in float32. Low precision products come rounded: the second product gives
+    """query [b, r, D] times keys [b, D, m] in float32.
 
-    what the rounding took, so that their sum is good to float32's place.
+    Low precision products come rounded; a second product gives what the rounding took, and the sum of both has twice
+    the digits.
     """
     if query.dtype == torch.float32:
         return torch.bmm(query, keys)

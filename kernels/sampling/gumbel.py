@@ -16,7 +16,7 @@ def premix(tokens: Tensor) -> Tensor:
 
 
 def noise(keys: Tensor, premixed: Tensor) -> Tensor:
-    """Gumbel noise float32 for keys [..., 2] int64 and premixed token ids int32 that broadcast against keys [..., 0]."""
+    """Gumbel noise float32 for keys [..., 2] int64; the premixed ids, int32, broadcast against keys [..., 0]."""
     words = keys.to(torch.int32)
     bits = premixed ^ words[..., 0]
     bits = _lowbias32(bits.add_(words[..., 1]))

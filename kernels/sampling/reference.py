@@ -131,14 +131,14 @@ def _survivors(chances: Tensor, real: Tensor, filters: Filters) -> tuple[Tensor,
     kept[:, 0] = True
     count = real.sum(-1, keepdim=True)
     last = chances.gather(1, count - 1)
-    enough = (top_p < 1) & (reached[:, -1:] >= top_p) | (last < min_p * chances[:, :1])
+    enough = ((top_p < 1) & (reached[:, -1:] >= top_p)) | (last < min_p * chances[:, :1])
     return kept, torch.where(top_k > 0, count >= top_k, enough).squeeze(1)
 
 
 def _ranked(logits: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Ids [r, w] of the `rank` best of each row and of all that equal the last, best first, lowest id first among
+    """Ids [r, w] of the `rank` best of each row and of all that equal the last; second, which of them are real.
 
-    equals; second, which are real: rows with fewer are filled up with id 0. Needs at least one row.
+    Best first, lowest id first among equals; shorter rows are filled up with id 0. Needs at least one row.
     """
     if rank >= logits.shape[1]:
         ids = logits.sort(dim=-1, descending=True, stable=True).indices

@@ -8,4 +8,4 @@ def write_kv(key: Tensor, value: Tensor, slots: Tensor, key_pages: Tensor, value
     for source, pages in ((key, key_pages), (value, value_pages)):
         num_heads, num_blocks, block_size, head_dim = pages.shape
         rows = pages.view(num_heads, num_blocks * block_size, head_dim)
-        rows.index_copy_(1, slots, source.transpose(0, 1))
+        rows.index_copy_(1, slots, source.transpose(0, 1).to(pages.dtype))
