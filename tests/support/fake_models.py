@@ -60,6 +60,7 @@ class FakeEngine:
     before: Callable[[Request], None] = lambda request: None
     seconds: float = 0.0
     width: int = 4
+    interrupted: bool = False
     tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
     bounds: Any = field(default_factory=lambda: SimpleNamespace(eos_ids=frozenset({END})))
     asked: list[int] = field(default_factory=list)
@@ -69,9 +70,14 @@ class FakeEngine:
         )
     )
 
+    def interrupt(self) -> None:
+        self.interrupted = True
+
     def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
         group: list[Request] = []
         for request in requests:
+            if self.interrupted:
+                return
             group.append(request)
             if len(group) == self.width:
                 yield from self._answer(group)

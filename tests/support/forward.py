@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+
 from batchgen import kernels
 from batchgen.engine.batch import Batch
 from batchgen.engine.checkpoint import open_checkpoint
