@@ -72,7 +72,8 @@ def _unsettled(places: Indices, starts: NDArray[np.bool_], keys: NDArray[np.uint
     first = starts[places]
     last = np.append(first[1:], True)
     open_ended = (keys & np.uint64(0xFFFFFFFF)) != _END
-    return places[~(first & last) & open_ended]
+    unsettled: Indices = places[~(first & last) & open_ended]
+    return unsettled
 
 
 def _skip_common(

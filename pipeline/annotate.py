@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+
 from batchgen.engine.config import GenerationSettings
 from batchgen.engine.generation import resolve_generation
 
@@ -62,7 +63,7 @@ def annotate(
         _refuse_collisions(rows.column_names, sampling, prefix)
         engine = _engine(model, engine_options)
         base, _ = resolve_generation(sampling, engine.generation_config)
-        per_row: dict[str, str] = {**sampling.per_row}
+        per_row = {str(key): column for key, column in sampling.per_row.items()}
         today = datetime.date.today().isoformat()
         renderer = Renderer(settings, base, per_row, engine.tokenizer, engine.context_length, today)
         encoder = ResultEncoder(engine.tokenizer, base, engine.eos_ids, prefix)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
+
 from batchgen.engine.request import Completion, Request
 
 from .background import Ahead

@@ -16,7 +16,7 @@ from .parquet import first_line
 from .rows import InputError, InputFile, RowBatch, bad_row
 from .schema import record_batch
 from .text import replace_surrogates
-from .votes import Votes
+from .votes import UNFIT, Votes, has_shape
 
 BLOCK_BYTES = 1 << 20
 _BATCH_ROWS = 4096
@@ -72,7 +72,7 @@ class JsonlReader:
         extra = [self.schema.field(name) for name in self.contested if name not in schema.names]
         arrays = []
         for column in [*schema, *extra]:
-            array, misfits = _column(values, column)
+            array, misfits = _column([row.get(column.name) for row in values], column, column.name in self.contested)
             arrays.append(array)
             problems.update({offset: message for offset, message in misfits.items() if offset not in problems})
         errors = {
@@ -141,23 +141,28 @@ def _refuse_array(file: InputFile, line: Line) -> None:
         raise InputError(f"{file.name}: is one JSON array; write one object per line", 2)
 
 
-def _column(rows: list[dict[str, Any]], column: pa.Field) -> tuple[pa.Array, dict[int, str]]:
+def _column(values: list[Any], column: pa.Field, contested: bool) -> tuple[pa.Array, dict[int, str]]:
     """The values of a column, nulls where they do not fit; what does not fit, by offset."""
-    values = [row.get(column.name) for row in rows]
+    unshaped = [at for at, value in enumerate(values) if not has_shape(value, column.type)] if contested else []
+    misfits = {at: _message(values[at], column) for at in unshaped}
+    kept = [None if at in misfits else value for at, value in enumerate(values)]
     try:
-        return pa.array(values, column.type), {}
-    except (pa.ArrowException, OverflowError, ValueError, TypeError):
-        misfits = {offset: message for offset, value in enumerate(values) if (message := _misfit(value, column))}
-    kept = [None if offset in misfits else value for offset, value in enumerate(values)]
-    return pa.array(kept, column.type), misfits
+        return pa.array(kept, column.type), misfits
+    except UNFIT:
+        misfits.update({at: _message(value, column) for at, value in enumerate(kept) if not _converts(value, column)})
+    return pa.array([None if at in misfits else value for at, value in enumerate(kept)], column.type), misfits
 
 
-def _misfit(value: Any, column: pa.Field) -> str | None:
+def _converts(value: Any, column: pa.Field) -> bool:
     try:
         pa.array([value], column.type)
-        return None
-    except (pa.ArrowException, OverflowError, ValueError, TypeError):
-        return f"column {column.name!r} is {column.type}, here {_kind(value)}: {json.dumps(value)[:80]}"
+        return True
+    except UNFIT:
+        return False
+
+
+def _message(value: Any, column: pa.Field) -> str:
+    return f"column {column.name!r} is {column.type}, here {_kind(value)}: {json.dumps(value)[:80]}"
 
 
 def _kind(value: Any) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import pyarrow as pa
+
 from batchgen.engine.request import Request, RowError, Sampling
 
 from .chat import BadMessagesError, Chat, ChatTemplate, is_blank, read_chat

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import pyarrow as pa
+
 from batchgen.engine.request import Completion, RowError, Sample, Sampling, TokenLogprob
 
 from .rows import RowTag

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 import pyarrow as pa
+
 from batchgen.engine.request import RowError, Sampling
 
 

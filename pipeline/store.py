@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
+
 from batchgen.engine.plan import Plan, plan_tokens
 from batchgen.engine.request import Request, RowError, Sampling
-from numpy.typing import NDArray
 
 from .rows import RowTag
 

@@ -29,13 +29,20 @@ def check_unique(source: Source, column: str) -> None:
         finally:
             for file in files:
                 file.close()
-        pairs = [pair for path in paths for pair in _equal_hashes(path)]
-    for first, second in sorted(pairs):
-        value = _value(source, column, first)
-        if value == _value(source, column, second):
-            raise InputError(
-                f"input.id: column {column!r} holds {value!r} twice: {source.place(first)}, {source.place(second)}", 2
-            )
+        runs = [run for path in paths for run in _equal_hashes(path)]
+    for run in sorted(runs, key=lambda run: int(run[0])):
+        _compare(source, column, run)
+
+
+def _compare(source: Source, column: str, positions: NDArray[np.int64]) -> None:
+    """Reads the values whose hashes are equal and raises for the first that comes again."""
+    seen: dict[str, int] = {}
+    for position in positions.tolist():
+        value = _value(source, column, position)
+        first = seen.setdefault(repr(value), position)
+        if first != position:
+            places = f"{source.place(first)}, {source.place(position)}"
+            raise InputError(f"input.id: column {column!r} holds {value!r} twice: {places}", 2)
 
 
 def _hashed(source: Source, column: str) -> Iterator[NDArray[Any]]:
@@ -56,11 +63,13 @@ def _spread(records: NDArray[Any], files: Sequence[IO[bytes]]) -> None:
         files[int(bucket)].write(records[buckets == bucket].tobytes())
 
 
-def _equal_hashes(path: Path) -> list[tuple[int, int]]:
+def _equal_hashes(path: Path) -> list[NDArray[np.int64]]:
+    """Positions that share a hash, ascending, one array per hash that occurs again."""
     records = np.fromfile(path, _RECORD)
     records = records[np.lexsort((records["position"], records["hash"]))]
-    same = np.flatnonzero(records["hash"][1:] == records["hash"][:-1])
-    return [(int(records["position"][index]), int(records["position"][index + 1])) for index in same[:1000]]
+    changes = np.flatnonzero(records["hash"][1:] != records["hash"][:-1]) + 1
+    edges = np.concatenate([[0], changes, [len(records)]])
+    return [records["position"][edges[at] : edges[at + 1]] for at in np.flatnonzero(np.diff(edges) > 1)]
 
 
 def _value(source: Source, column: str, position: int) -> Any:

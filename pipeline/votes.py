@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from .schema import merge_types
 
-_UNFIT = (pa.ArrowException, OverflowError, ValueError, TypeError)
+UNFIT = (pa.ArrowException, OverflowError, ValueError, TypeError)
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class Votes:
         candidates = self._columns.setdefault(name, [])
         try:
             array = pa.array(values)
-        except _UNFIT:
+        except UNFIT:
             self._vote_singly(name, candidates, values)
             return
         _count(candidates, array.type, len(array) - array.null_count)
@@ -59,12 +59,23 @@ class Votes:
                 _count(candidates, kind, 1)
 
 
+def has_shape(value: Any, kind: pa.DataType) -> bool:
+    """Whether objects stand where the type has structs and lists where it has lists; Arrow would take either."""
+    if value is None:
+        return True
+    if pa.types.is_struct(kind):
+        return isinstance(value, dict) and all(has_shape(value.get(field.name), field.type) for field in kind)
+    if pa.types.is_list(kind):
+        return isinstance(value, list) and all(has_shape(item, kind.value_type) for item in value)
+    return not isinstance(value, (dict, list))
+
+
 def _infer(value: Any) -> pa.DataType | None:
     if isinstance(value, int) and 2**63 <= value < 2**64:
         return pa.uint64()
     try:
         return pa.array([value]).type
-    except _UNFIT:
+    except UNFIT:
         return None
 
 
