@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
 from batchgen.kernels import Kernels
 from batchgen.kernels.attention import Masking
-from torch import Tensor
 
 from .batch import Batch
 from .checkpoint import Checkpoint

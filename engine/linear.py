@@ -6,8 +6,9 @@ Knows the layout each linear computes on; not where the tensors came from nor wh
 from typing import Protocol
 
 import torch
-from batchgen.kernels import Kernels
 from torch import Tensor
+
+from batchgen.kernels import Kernels
 
 from .weights.tensors import TensorSource
 

@@ -8,15 +8,16 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from forward import load, prompt_logits
+from gguf import GGMLQuantizationType as Kind
+from tiny import random_prompt, reference_logits, tiny_model
+from tiny_gguf import held_logits, random_blocks, write_gguf
+
 from batchgen.engine.checkpoint import open_checkpoint
 from batchgen.engine.spec import ModelError
 from batchgen.engine.weights.blocks import BLOCK_TYPES
 from batchgen.engine.weights.gguf_checkpoint import unpermute
 from batchgen.engine.weights.tensors import PackedTensor
-from forward import load, prompt_logits
-from gguf import GGMLQuantizationType as Kind
-from tiny import random_prompt, reference_logits, tiny_model
-from tiny_gguf import held_logits, random_blocks, write_gguf
 
 PROMPT = random_prompt(40, 3)
 PACKED = [Kind.Q4_0, Kind.Q4_1, Kind.Q8_0, Kind.Q6_K, Kind.Q4_K]

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from forward import load, prompt_logits
+from tiny import FAMILIES, random_prompt, reference_logits, tiny_model
+
 from batchgen.engine.decoder import Decoder
 from batchgen.engine.models import architecture
 from batchgen.engine.spec import ModelError
-from forward import load, prompt_logits
-from tiny import FAMILIES, random_prompt, reference_logits, tiny_model
 
 PROMPTS = [random_prompt(length, length) for length in (1, 5, 8, 9, 33, 70)]
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 32}

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from batchgen.engine.models import architecture
-from batchgen.engine.rope import Rope, rope_frequencies
-from batchgen.engine.spec import ModelError, RopeSpec
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from batchgen.engine.models import architecture
+from batchgen.engine.rope import Rope, rope_frequencies
+from batchgen.engine.spec import ModelError, RopeSpec
 
 CONTEXT, WIDTH = 512, 32
 DIVISORS = [1.0 + index / 7 for index in range(WIDTH // 2)]
@@ -27,7 +28,7 @@ CASES: list[dict[str, Any]] = [
     {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 64},
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096, "truncate": False},
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "attention_factor": 0.7},
-    {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096, "mscale": 0.7, "mscale_all_dim": 0.9},
+    {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 64, "mscale": 0.7, "mscale_all_dim": 0.9},
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 7, "beta_fast": 16, "beta_slow": 2},
     {"rope_type": "longrope", **LONG},
     {"rope_type": "longrope", **LONG, "factor": 2.0},

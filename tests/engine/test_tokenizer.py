@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batchgen.engine.spec import ModelError
-from batchgen.engine.tokenizer import load_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import BOS, CHAT_TEMPLATE, EOS, TURN_END, tiny_model, tiny_tokenizer
 from tiny_gguf import write_gguf
 from transformers import AutoTokenizer
+
+from batchgen.engine.spec import ModelError
+from batchgen.engine.tokenizer import load_tokenizer
 
 TEXTS = [
     "",

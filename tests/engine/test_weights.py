@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from batchgen.engine.checkpoint import open_checkpoint
-from batchgen.engine.spec import ModelError
 from forward import load, prompt_logits
 from safetensors.torch import load_file, save_file
 from tiny import random_prompt, tiny_model
+
+from batchgen.engine.checkpoint import open_checkpoint
+from batchgen.engine.spec import ModelError
 
 PROMPT = random_prompt(12, 3)
 Tensors = dict[str, torch.Tensor]
