@@ -24,7 +24,17 @@ PerRowKey = Literal[
     "seed",
 ]
 
-_SIZE_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+_SIZE_UNITS = {
+    "": 1,
+    "K": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "KI": 2**10,
+    "MI": 2**20,
+    "GI": 2**30,
+    "TI": 2**40,
+}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?", re.IGNORECASE)
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 _SMALLEST_MEMORY = 2**10  # a number between 1 and this is neither a share nor a sensible count of bytes
@@ -124,9 +134,9 @@ class EngineSettings(Section):
     max_batch_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = Field("auto", description="tokens fed per step")
     max_sequences: Annotated[int, Field(ge=1)] | Literal["auto"] = Field("auto", description="rows computed at once")
     prefix_sharing: bool = Field(True, description="compute a prefix that rows share once")
-    speculation: (
-        Literal["auto", "off", "ngram", "suffix", "layer_skip"] | DraftSpeculation | MedusaSpeculation
-    ) = Field("auto", description="drafting of several tokens per step")
+    speculation: Literal["auto", "off", "ngram", "suffix", "layer_skip"] | DraftSpeculation | MedusaSpeculation = Field(
+        "auto", description="drafting of several tokens per step"
+    )
 
     @field_validator("device")
     @classmethod

@@ -3,6 +3,7 @@
 Composes planning, scheduling and execution; each of them is decided elsewhere.
 """
 
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
@@ -68,6 +69,7 @@ class Engine:
         self.bounds = RowBounds(model, vocabulary, self._num_blocks * settings.block_size, eos_ids | tokenizer.eos_ids)
         self._runner = Runner(model, ops, pages, Sampler(ops, vocabulary), device)
         self._running = False
+        self._interrupted = threading.Event()
 
     @classmethod
     def load(
@@ -109,6 +111,10 @@ class Engine:
         """
         return self._generate(iter(in_plan_order(requests) if isinstance(requests, Sized) else requests))
 
+    def interrupt(self) -> None:
+        """Ends the run under way after its present step; rows without an outcome get none. For any thread."""
+        self._interrupted.set()
+
     def _generate(self, requests: Iterator[Request]) -> Iterator[Completion]:
         if self._running:
             raise RuntimeError("this engine is in the middle of another run; finish or close that one first")
@@ -118,11 +124,12 @@ class Engine:
             yield from self._steps(Intake(requests, self.bounds, self.tokenizer.decode, deque(), self.statistics))
         finally:
             self._running = False
+            self._interrupted.clear()
 
     def _steps(self, intake: Intake) -> Iterator[Completion]:
         """The only loop there is: choose a step, run it, take note of it."""
         scheduler = self._new_scheduler(intake)
-        while True:
+        while not self._interrupted.is_set():
             step = scheduler.schedule()
             yield from scheduler.take_finished()
             if step is not None:

@@ -21,9 +21,7 @@ _FROM_MODEL = frozenset(
 )
 
 
-def resolve_generation(
-    settings: GenerationSettings, model: Mapping[str, Any]
-) -> tuple[Sampling, dict[str, Origin]]:
+def resolve_generation(settings: GenerationSettings, model: Mapping[str, Any]) -> tuple[Sampling, dict[str, Origin]]:
     """The sampling of a row without values of its own, and where each value came from.
 
     `model` is the content of the model's generation_config.json. A `do_sample: false` in it means greedy

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pyarrow as pa
+
 from batchgen.pipeline.prompt import TemplateError, template_columns
 from batchgen.pipeline.result import result_schema
 from batchgen.pipeline.source import sample_schema

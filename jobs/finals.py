@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from batchgen.pipeline.config import OutputSettings
 from numpy.typing import NDArray
+
+from batchgen.pipeline.config import OutputSettings
 
 from .outcomes import codes_of
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from batchgen.pipeline.rows import Source
 from numpy.typing import NDArray
+
+from batchgen.pipeline.rows import Source
 
 from .errors import JobError
 from .finals import RowReader

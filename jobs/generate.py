@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
+
 from batchgen.engine.generation import resolve_generation
 from batchgen.engine.request import Sampling
 from batchgen.pipeline.flow import answers
 from batchgen.pipeline.prompt import Renderer
 from batchgen.pipeline.result import ResultEncoder
 from batchgen.pipeline.rows import Skipped, Source
-from numpy.typing import NDArray
 
 from .errors import JobError, UsageError
 from .finish import journal_schema

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from pydantic import Field, PrivateAttr, ValidationError, field_validator
+
 from batchgen.engine.config import EngineSettings, GenerationSettings, ModelSettings, Section
 from batchgen.pipeline.config import InputSettings, OutputSettings, PromptSettings
-from pydantic import Field, PrivateAttr, ValidationError, field_validator
 
 from .document import expand_variables, override, read_document
 from .errors import UsageError

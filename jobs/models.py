@@ -23,6 +23,9 @@ class LoadedModel(Protocol):
     bounds: Any  # eos_ids: the end tokens of model and tokenizer
 
     def run(self, requests: Iterable[Request]) -> Iterator[Completion]: ...
+    def interrupt(self) -> None:
+        """Ends `run` soon; called from another thread, or from a signal handler."""
+        ...
 
 
 class Models:

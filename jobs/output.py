@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import yaml
+
 from batchgen.pipeline.rows import Source
 
 from .commit import finish_commit
@@ -85,7 +86,8 @@ class Output:
         self.manifest.save(self.sidecar / "manifest.json")
 
     def describe(self, **sections: dict[str, Any]) -> None:
-        """Stores sections of the manifest: settings, model, tokenizer, versions."""
+        """A run begins to generate: stores sections of the manifest (settings, model, tokenizer, versions)."""
+        self.manifest.state = "running"
         for name, value in sections.items():
             setattr(self.manifest, name, value)
         self.save()

@@ -59,8 +59,9 @@ class Snapshot:
 
     @property
     def seconds_left(self) -> float | None:
+        """From the tokens left; None while no row has ended, as nothing is known about lengths then."""
         left = max(0, self.tokens_total - self.tokens)
-        return left * self.seconds / self.tokens if self.tokens else None
+        return left * self.seconds / self.tokens if self.tokens and self.rows_done else None
 
 
 class Meter:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+
 from batchgen.pipeline.result import result_schema
 from batchgen.pipeline.rows import Source
 from batchgen.pipeline.sink import Sink, make_sink, num_shards, write_shard

@@ -8,9 +8,10 @@ import time
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
+
 from batchgen.pipeline.rows import Source
 from batchgen.pipeline.source import open_source
-from numpy.typing import NDArray
 
 from .check import check_columns, check_model
 from .generate import Generation, describe_sampling
@@ -91,7 +92,8 @@ class Session:
         generation.describe()
         if not self.options.quiet:
             print(describe_sampling(generation.sampling, generation.origins), file=sys.stderr)
-        generation.run(todo, self.options.quiet, self.options.log_format)
+        with self.stop.calling(generation.engine.interrupt):
+            generation.run(todo, self.options.quiet, self.options.log_format)
 
     def report(self, output: Output) -> Report:
         """What the run came to."""

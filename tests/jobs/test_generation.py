@@ -1,6 +1,7 @@
 """Sampling: the job's value, else the model's, else the neutral one."""
 
 import pytest
+
 from batchgen.engine.config import GenerationSettings
 from batchgen.engine.generation import resolve_generation
 from batchgen.engine.request import Sampling

@@ -4,6 +4,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+
 from batchgen.jobs import Job
 from batchgen.jobs.document import parse_assignments, parse_yaml
 from batchgen.jobs.errors import UsageError

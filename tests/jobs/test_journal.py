@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from batchgen.jobs import files
 from batchgen.jobs.journal import Journal
 from batchgen.jobs.outcomes import ERROR, LENGTH, STOP, Outcomes, codes_of, parse_retry
 from batchgen.jobs.writer import JournalWriter
-from hypothesis import given
-from hypothesis import strategies as st
 
 SCHEMA = pa.schema([("position", pa.int64()), ("outcome", pa.int8()), ("completion", pa.string())])
 
@@ -35,6 +36,7 @@ def texts_of(journal: Journal, shard: int) -> dict[int, str]:
     return {row["position"]: row["completion"] for batch in journal.rows_of(shard) for row in batch.to_pylist()}
 
 
+@settings(deadline=None)
 @given(segments=st.lists(st.lists(st.integers(0, 40), max_size=20), max_size=6), shard_rows=st.integers(1, 9))
 def test_what_was_appended_comes_back(
     tmp_path_factory: pytest.TempPathFactory, segments: list[list[int]], shard_rows: int
@@ -147,9 +149,9 @@ def test_a_failure_of_the_writer_reaches_the_step_loop(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(Journal, "append", full)
     writer = JournalWriter(Journal(tmp_path, 4), checkpoint_seconds=0.001)
+    endless = (rows([position]).to_batches()[0] for position in range(10_000_000))
     with pytest.raises(OSError, match="No space"):
-        for position in range(10_000_000):
-            writer.put(rows([position]).to_batches()[0])
+        any(writer.put(batch) for batch in endless)
     with pytest.raises(OSError, match="No space"):
         writer.close()
 

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from batchgen.jobs import lock as lock_module
 from batchgen.jobs.errors import JobError, OutputBusyError
 from batchgen.jobs.lock import Lock, is_held, read_holder

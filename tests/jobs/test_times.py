@@ -3,6 +3,7 @@
 from datetime import datetime
 
 import pytest
+
 from batchgen.jobs.times import parse_deadline
 
 NOW = datetime(2024, 2, 28, 22, 30, 5)
