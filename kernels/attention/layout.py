@@ -130,8 +130,9 @@ def _round_up(sizes: Ints) -> Ints:
     """Sizes on a ladder of eight steps an octave, so that there are few distinct ones."""
     if not len(sizes):
         return sizes
-    step = 2 ** np.maximum(np.floor(np.log2(np.maximum(sizes, 1))).astype(np.int64) - 3, 0)
-    return -(-sizes // step) * step
+    step: Ints = 2 ** np.maximum(np.floor(np.log2(np.maximum(sizes, 1))).astype(np.int64) - 3, 0)
+    rounded: Ints = -(-sizes // step) * step
+    return rounded
 
 
 def choose_cuts(classes: Ints, counts: Ints, geometry: Geometry) -> list[tuple[int, int]]:

@@ -3,8 +3,8 @@
 logits [R, V] float32, contiguous; never written to. Ids at or above the tokenizer's length are -inf already, as are
 tokens that a grammar or min_tokens forbids. What a row gets depends on that row alone, bit for bit.
 
-finite(logits): [R] bool. False for a row that holds NaN or +inf, or -inf alone: nothing can be drawn from it, and the
-    other ops say nothing about it.
+finite(logits): [R] bool. False for a row that holds NaN or +inf, or -inf alone: nothing can be drawn from it. The other
+    ops give some id of the vocabulary for such a row, and its neighbours what they get without it.
 penalise(logits, penalties): new logits [R, V]. Repetition divides positive logits and multiplies the others by the
     penalty, once for every token of prompt or answer; then presence subtracts a constant and frequency a multiple of
     the count, for tokens of the answer.

@@ -38,7 +38,8 @@ def survivors(logits: Tensor, temperature: float, top_k: int, top_p: float, min_
     chances = (logits / temperature).double().softmax(-1).tolist()
     order = sorted(range(len(chances)), key=lambda token: (-float(logits[token]), token))
     order = order[:top_k] if top_k else order
-    whole, kept, mass = math.fsum(chances[token] for token in order), [], 0.0
+    whole, mass = math.fsum(chances[token] for token in order), 0.0
+    kept: list[int] = []
     for token in order:
         if kept and ((top_p < 1 and mass >= top_p * whole) or chances[token] < min_p * chances[order[0]]):
             break

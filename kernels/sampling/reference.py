@@ -30,8 +30,9 @@ def penalise(logits: Tensor, penalties: Penalties) -> Tensor:
 
 def logprobs(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
     """Log-softmax of the tokens [R], the top values [R, top] and their ids [R, top]; see the contract."""
-    rows = _rows_within(SCRATCH_ELEMENTS, logits.shape[1])
-    parts = [_logprobs(*part, top) for part in zip(logits.split(rows), tokens.split(rows), strict=True)]
+    size = _rows_within(SCRATCH_ELEMENTS, logits.shape[1])
+    starts = range(0, max(1, len(logits)), size)
+    parts = [_logprobs(logits[start : start + size], tokens[start : start + size], top) for start in starts]
     own, values, ids = (torch.cat(column) for column in zip(*parts, strict=True))
     return own, values, ids
 
@@ -66,9 +67,11 @@ def _by_rows(
     out: Tensor,
 ) -> None:
     """Draws the chosen rows in pieces of bounded size. A row's draw never looks at another row."""
-    for rows in chosen.nonzero().squeeze(1).split(_rows_within(elements, logits.shape[1])):
-        if len(rows):
-            out[rows] = draw(logits.index_select(0, rows), _take(filters, rows))
+    numbers = chosen.nonzero().squeeze(1)
+    size = _rows_within(elements, logits.shape[1])
+    for start in range(0, len(numbers), size):
+        rows = numbers[start : start + size]
+        out[rows] = draw(logits.index_select(0, rows), _take(filters, rows))
 
 
 def _rows_within(elements: int, vocabulary: int) -> int:
@@ -116,7 +119,7 @@ def _draw_among(scaled: Tensor, probabilities: Tensor, filters: Filters, rank: i
     scores = scaled.gather(1, ids) + noise(filters.noise_keys.unsqueeze(1), premix(ids))
     scores = scores.masked_fill_(~kept, -torch.inf)
     best = scores == scores.amax(-1, keepdim=True)
-    return torch.where(best, ids, scaled.shape[1]).amin(-1), covered
+    return torch.where(best, ids, scaled.shape[1] - 1).amin(-1), covered
 
 
 def _survivors(chances: Tensor, real: Tensor, filters: Filters) -> tuple[Tensor, Tensor]:
@@ -130,7 +133,7 @@ def _survivors(chances: Tensor, real: Tensor, filters: Filters) -> tuple[Tensor,
     kept = real & (place < limit) & (within | (top_p >= 1)) & (chances >= min_p * chances[:, :1])
     kept[:, 0] = True
     count = real.sum(-1, keepdim=True)
-    last = chances.gather(1, count - 1)
+    last = chances.gather(1, (count - 1).clamp(min=0))
     enough = ((top_p < 1) & (reached[:, -1:] >= top_p)) | (last < min_p * chances[:, :1])
     return kept, torch.where(top_k > 0, count >= top_k, enough).squeeze(1)
 
@@ -146,7 +149,7 @@ def _ranked(logits: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     rows, tokens = (logits >= logits.topk(rank, -1).values[:, -1:]).nonzero(as_tuple=True)
     counts = torch.bincount(rows, minlength=len(logits))
     place = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
-    shape = (len(logits), int(counts.max()))
+    shape = (len(logits), max(1, int(counts.max())))
     ids = tokens.new_zeros(shape)
     ids[rows, place] = tokens
     values = logits.new_full(shape, -torch.inf)

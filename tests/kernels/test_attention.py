@@ -1,0 +1,194 @@
+"""Attention beyond the cases: random steps, the layout's promises, and mutations that the oracle must notice."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchgen.kernels import load
+from batchgen.kernels.attention import AttentionItems, Masking, cases, layout
+from batchgen.kernels.attention.cases import Shape, Step
+from batchgen.kernels.attention.layout import Geometry, make_batches
+from batchgen.kernels.case import error
+
+CPU = load("cpu")
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> Step:
+    """A prompt trie of two levels cut into items at random blocks; its rows feed one token or many."""
+    size = draw(st.sampled_from([8, 16, 32]))
+    step = Step(size, seed=draw(st.integers(0, 99)))
+    prefix = size * draw(st.integers(0, 4))
+    sharing: list[int] = []
+    for _ in range(draw(st.integers(1, 5))):
+        cached, fed = draw(st.integers(0, 50)), draw(st.sampled_from([1, 1, 1, 2, 5, 23]))
+        rows = step.feed(prefix + cached, fed)
+        sharing += rows
+        cut_into_items(draw, step, prefix, cached + fed, rows)
+    if prefix:
+        cut_into_items(draw, step, 0, prefix, sharing)
+    return step
+
+
+def cut_into_items(draw: st.DrawFn, step: Step, start: int, length: int, rows: list[int]) -> None:
+    blocks = -(-length // step.block_size)
+    cuts = sorted({0, blocks, *draw(st.lists(st.integers(0, blocks), max_size=2))})
+    for first, last in pairwise(cuts):
+        begin = first * step.block_size
+        step.item(start + begin, min(length, last * step.block_size) - begin, rows)
+
+
+shapes = st.builds(
+    lambda kv_heads, group, width, window, softcap: Shape(kv_heads * group, kv_heads, width, window, softcap),
+    st.integers(1, 3),
+    st.sampled_from([1, 2, 3, 7]),
+    st.sampled_from([8, 20, 33]),
+    st.sampled_from([None, None, 1, 5, 40]),
+    st.sampled_from([None, 2.0]),
+)
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits so low that short sequences are cut into many tiles."""
+    for name, value in {"QUERY_TILE": 4, "KEY_TILE": 32, "SCORE_BUDGET": 900, "KEY_BUDGET": 2000}.items():
+        monkeypatch.setattr(layout, name, value)
+
+
+def check(step: Step, shape: Shape, dtype: torch.dtype) -> None:
+    arguments = cases.make(step, shape, dtype)
+    assert error(cases.run(CPU, *arguments)[0], cases.expected(*arguments)[0]) <= cases.OP.tolerance[dtype]
+
+
+@settings(max_examples=40, deadline=None)
+@given(step=steps(), shape=shapes, dtype=st.sampled_from([torch.float32, torch.bfloat16]))
+def test_random_steps(step: Step, shape: Shape, dtype: torch.dtype) -> None:
+    check(step, shape, dtype)
+
+
+def test_random_steps_in_small_tiles(small_tiles: None) -> None:
+    @settings(max_examples=60, deadline=None)
+    @given(step=steps(), shape=shapes, dtype=st.sampled_from([torch.float32, torch.bfloat16]))
+    def run(step: Step, shape: Shape, dtype: torch.dtype) -> None:
+        check(step, shape, dtype)
+
+    run()
+
+
+def seen_pairs(items: AttentionItems, geometry: Geometry) -> np.ndarray:
+    """How often the batches show a slot to a query: [T, slots]."""
+    size = geometry.block_size
+    times = np.zeros((len(items.positions), (items.blocks.max() + 1) * size), dtype=int)
+    for batch in make_batches(items, geometry):
+        slots = (batch.blocks[..., None] * size + np.arange(size)).reshape(len(batch.blocks), 1, -1)
+        shown = np.broadcast_to(batch.present[..., None], (*batch.queries.shape, slots.shape[-1])).copy()
+        if batch.hidden is not None:
+            shown &= ~batch.hidden
+        np.add.at(times, (batch.queries[..., None], slots), shown)
+    return times
+
+
+def test_every_visible_pair_is_in_one_tile(small_tiles: None) -> None:
+    @settings(max_examples=80, deadline=None)
+    @given(step=steps(), window=st.sampled_from([None, 1, 5, 40]))
+    def run(step: Step, window: int | None) -> None:
+        items, _ = step.build()
+        times = seen_pairs(items, Geometry(2, 1, 8, step.block_size, window))
+        expected = np.zeros_like(times)
+        for row, slots in enumerate(cases.visible_slots(items, step.block_size, window)):
+            expected[row, slots.numpy()] += 1
+        np.testing.assert_array_equal(times, expected)
+
+    run()
+
+
+STEPS = [(case.name, case.make(torch.float32)) for case in cases.STEPS.cases]
+
+
+@pytest.mark.parametrize("name", [name for name, _ in STEPS])
+@pytest.mark.parametrize("heads", [(9, 3), (32, 8), (8, 8)])
+def test_batches_of_typical_steps_are_bounded_and_full(name: str, heads: tuple[int, int]) -> None:
+    _, keys, _, items, _ = dict(STEPS)[name]
+    geometry = Geometry(*heads, 64, keys.shape[2], None)
+    batches = make_batches(items, geometry)
+    sizes = [batch.queries.size * batch.blocks.shape[1] * geometry.block_size for batch in batches]
+    for batch, size in zip(batches, sizes, strict=True):
+        assert len(batch.queries) == 1 or size * geometry.num_heads <= layout.SCORE_BUDGET
+    padded = sum(batch.queries.size - int(batch.present.sum()) for batch in batches)
+    assert padded <= 0.05 * sum(batch.queries.size for batch in batches)
+    visible = sum(len(slots) for slots in cases.visible_slots(items, geometry.block_size, None))
+    assert sum(sizes) <= 1.25 * visible
+
+
+def test_the_plan_is_laid_out_once_per_kind_of_layer() -> None:
+    query, keys, values, items, _ = cases.make(cases.branching(16), Shape(4, 2, 16), torch.float32)
+    plan = CPU.plan_attention(items, 16)
+    for window in (None, 40, None, 40):
+        CPU.attention(query, keys, values, plan, Masking(0.25, window))
+    assert len(plan.layouts) == 2
+
+
+def test_no_queries_give_no_rows() -> None:
+    items, _ = Step(16).build()
+    pages = torch.zeros(1, 3, 16, 8)
+    out = CPU.attention(torch.zeros(0, 2, 8), pages, pages, CPU.plan_attention(items, 16), Masking(1.0))
+    assert out.shape == (0, 2, 8)
+
+
+def test_a_query_without_keys_is_refused() -> None:
+    step = cases.prefill(0, 3)
+    step.feed(5, 1)
+    with pytest.raises(ValueError, match="query 3 of the step sees no keys"):
+        cases.run(CPU, *cases.make(step, Shape(), torch.float32))
+
+
+def test_pages_of_another_dtype_are_converted() -> None:
+    query, keys, values, items, masking = cases.make(cases.branching(8), Shape(4, 2, 16), torch.bfloat16)
+    wide = (query.float(), keys.float(), values.float(), items, masking)
+    assert torch.equal(cases.run(CPU, query.float(), keys, values, items, masking)[0], cases.run(CPU, *wide)[0])
+
+
+def test_low_precision_scores_keep_their_digits() -> None:
+    """Scores of some 200 that differ by less than bfloat16's step there; rounded ones would be off by a factor."""
+    step, shape = cases.prefill(60, 1), Shape(3, 1, 64)
+    query, keys, values, items, masking = cases.make(step, shape, torch.bfloat16)
+    steep = (query * 8, keys, values, items, replace(masking, scale=1.0))
+    assert error(cases.run(CPU, *steep)[0], cases.expected(*steep)[0]) <= cases.OP.tolerance[torch.bfloat16]
+
+
+MUTATIONS = {
+    "no causal mask": lambda items, masking: (
+        replace(items, positions=items.positions + 1000),
+        replace(masking, window=masking.window + 1000),
+    ),
+    "queries one position early": lambda items, masking: (
+        replace(items, positions=np.maximum(items.positions - 1, 0)),
+        masking,
+    ),
+    "queries one position late": lambda items, masking: (replace(items, positions=items.positions + 1), masking),
+    "keys one block late": lambda items, masking: (replace(items, start=items.start + 16), masking),
+    "blocks in another order": lambda items, masking: (replace(items, blocks=np.roll(items.blocks, 1)), masking),
+    "one key less": lambda items, masking: (replace(items, length=items.length - 1), masking),
+    "no window": lambda items, masking: (items, replace(masking, window=None)),
+    "window one key wider": lambda items, masking: (items, replace(masking, window=masking.window + 1)),
+    "no softcap": lambda items, masking: (items, replace(masking, softcap=None)),
+    "another scale": lambda items, masking: (items, replace(masking, scale=masking.scale * 1.1)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_the_oracle_notices(mutation: str, dtype: torch.dtype) -> None:
+    query, keys, values, items, masking = cases.make(
+        cases.prefill(7, 40), Shape(4, 2, 32, window=25, softcap=3.0), dtype
+    )
+    keys, values = keys.nan_to_num(nan=3.0), values.nan_to_num(nan=3.0)
+    expected = cases.expected(query, keys, values, items, masking)[0]
+    assert error(cases.run(CPU, query, keys, values, items, masking)[0], expected) <= cases.OP.tolerance[dtype]
+    mutated = MUTATIONS[mutation](items, masking)
+    assert error(cases.run(CPU, query, keys, values, *mutated)[0], expected) > 2 * cases.OP.tolerance[dtype]
