@@ -64,7 +64,7 @@ class Attention:
         """[T, (Q+2K)*D] -> [T, Q, D], [T, K, D], [T, K, D]."""
         spec = self.spec
         heads = qkv.view(len(qkv), -1, spec.head_dim)
-        query, key, value = heads.split([spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
+        query, key, value = heads.split_with_sizes([spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
         return query, key, value
 
 

@@ -160,7 +160,7 @@ class _Cursor:
         return list(map(self._quick_string(), range(count)))
 
     def _quick_string(self) -> Callable[[int], str]:
-        view = memoryview(self._file.view(0, self._file.size))
+        view = self._file.view(0, self._file.size).data
         unpack = struct.Struct("<Q").unpack_from
 
         def read(_: int) -> str:
