@@ -84,13 +84,13 @@ class Ahead(Generic[T]):
                     self._made.put(next(iterator))
                 except StopIteration:
                     break
-            _close(iterator)
+            close(iterator)
             self._made.put(_End())
         except BaseException as error:
             self._made.put(_End(error))
 
 
-def _close(iterator: Iterator[Any]) -> None:
-    close = getattr(iterator, "close", None)
-    if close is not None:
-        close()
+def close(iterator: Iterator[Any]) -> None:
+    """Ends a generator early; an iterator without an end of its own is left alone."""
+    if hasattr(iterator, "close"):
+        iterator.close()

@@ -6,7 +6,6 @@ Knows the order of the steps and their threads; each step is a module of its own
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
 from itertools import chain
 from pathlib import Path
 from typing import Protocol
@@ -15,7 +14,7 @@ import pyarrow as pa
 
 from batchgen.engine.request import Completion, Request
 
-from .background import Ahead
+from .background import Ahead, close
 from .prompt import PromptError, Renderer
 from .result import ResultEncoder
 from .rows import RowTag, Skipped, Source
@@ -84,14 +83,16 @@ def _render(
 def _generate(engine: Generator, windows: Iterator[Iterator[Request]]) -> Iterator[Completion]:
     """Completions of all windows as one stream, so that the engine does not drain between them."""
     waiting: dict[int, RowTag] = {}
-    with closing(windows):  # type: ignore[type-var]
-        for completion in engine.run(_watch(chain.from_iterable(windows), waiting)):
+    completions = engine.run(_watch(chain.from_iterable(windows), waiting))
+    try:
+        for completion in completions:
             tag = waiting.pop(completion.key, None)
             if tag is None or tag is not completion.tag:
-                raise RuntimeError(
-                    f"the engine answered row {completion.key}, which was not asked for or has its answer"
-                )
+                raise RuntimeError(f"the engine answered row {completion.key}, which is not waiting for an answer")
             yield completion
+    finally:
+        close(completions)
+        close(windows)
     if waiting:
         raise RuntimeError(f"the engine gave no answer for {len(waiting)} rows, among them row {min(waiting)}")
 

@@ -1,0 +1,162 @@
+"""Windows: requests out are requests in, ordered to share, prepared in a thread, kept on disk and removed."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchgen.engine.request import Request, RowError, Sampling
+from batchgen.pipeline.background import Ahead
+from batchgen.pipeline.rows import RowTag
+from batchgen.pipeline.windows import WindowBudget, plan_windows
+
+FAILED = RowError("template", "prompt", "no \u00e9 \ud800", retryable=False)
+
+
+def request(key: int, *prompt: int, **sampling: Any) -> Request:
+    chosen = Sampling(**sampling)
+    return Request(key, list(prompt), chosen, RowTag(key, chosen))
+
+
+def failed(key: int) -> Request:
+    return Request(key, (), Sampling(), RowTag(key, Sampling()), FAILED)
+
+
+def windows_of(requests: list[Request], directory: Path | None = None, **budget: Any) -> list[list[Request]]:
+    return [list(window) for window in plan_windows(requests, directory, WindowBudget(**budget))]
+
+
+REQUESTS = st.lists(
+    st.tuples(st.lists(st.integers(0, 3), min_size=1, max_size=5), st.sampled_from([4, 8]), st.booleans()), max_size=20
+)
+
+
+@given(REQUESTS, st.integers(1, 7), st.integers(1, 30))
+def test_every_request_comes_out_once_and_unchanged(
+    drawn: list[tuple[list[int], int, bool]], rows: int, tokens: int
+) -> None:
+    requests = [
+        failed(key) if bad else request(key, *prompt, max_tokens=limit)
+        for key, (prompt, limit, bad) in enumerate(drawn)
+    ]
+    windows = windows_of(requests, rows=rows, tokens=tokens)
+    assert all(0 < len(window) <= rows for window in windows)
+    out = sorted((one for window in windows for one in window), key=lambda one: one.key)
+    assert [(one.key, list(one.prompt), one.tag.position, one.error) for one in out] == [
+        (one.key, list(one.prompt), one.key, one.error) for one in requests
+    ]
+    for before, after in zip(requests, out, strict=True):
+        assert before.error is not None or before.sampling == after.sampling == after.tag.sampling
+
+
+def test_one_window_orders_by_prefix_and_puts_duplicates_side_by_side() -> None:
+    requests = [request(0, 7, 8), request(1, 1, 2), failed(2), request(3, 7, 8), request(4, 7)]
+    [window] = windows_of(requests)
+    assert [one.key for one in window] == [2, 1, 4, 0, 3]
+
+
+def test_budgets_cut_windows() -> None:
+    requests = [request(key, 1, 2, 3) for key in range(10)]
+    assert [len(window) for window in windows_of(requests, rows=4)] == [4, 4, 2]
+    assert [len(window) for window in windows_of(requests, tokens=6)] == [2] * 5
+    assert [len(window) for window in windows_of(requests, patience=-1.0)] == [1, 9]
+    assert windows_of([]) == []
+
+
+def test_files_are_there_only_as_long_as_they_are_needed(tmp_path: Path) -> None:
+    windows = plan_windows([request(key, 1, 2) for key in range(9)], tmp_path, WindowBudget(rows=3))
+    first = next(windows)
+    assert len(list(tmp_path.rglob("*.tokens"))) >= 1
+    list(first)
+    windows.close()  # type: ignore[attr-defined]
+    assert list(tmp_path.iterdir()) == []
+    assert [len(list(window)) for window in plan_windows([request(0, 1)], tmp_path, WindowBudget())] == [1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_next_window_is_made_while_this_one_runs_and_no_further() -> None:
+    made: list[int] = []
+
+    def source() -> Iterator[Request]:
+        for key in range(100):
+            made.append(key)
+            yield request(key, 1)
+
+    windows = plan_windows(source(), None, WindowBudget(rows=10))
+    window = next(windows)
+    next(window)
+    for _ in range(500):
+        if len(made) >= 20:
+            break
+        threading.Event().wait(0.01)
+    threading.Event().wait(0.05)
+    assert len(made) == 20
+    windows.close()  # type: ignore[attr-defined]
+    assert len(made) == 20
+
+
+def test_errors_of_the_thread_are_raised_where_windows_are_taken(tmp_path: Path) -> None:
+    def source() -> Iterator[Request]:
+        yield request(0, 1)
+        yield request(1, 1)
+        raise OSError("disk gone")
+
+    windows = plan_windows(source(), tmp_path, WindowBudget(rows=1))
+    taken: list[int] = []
+    with pytest.raises(OSError, match="disk gone"):
+        taken.extend(one.key for window in windows for one in window)
+    assert taken == [0, 1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_stop_ends_reading_between_two_requests() -> None:
+    stop = threading.Event()
+
+    def endless() -> Iterator[Request]:
+        key = 0
+        while True:
+            yield request(key, 1)
+            key += 1
+            if key == 1000:
+                stop.set()
+
+    assert list(plan_windows(endless(), None, WindowBudget(), stop)) == []
+
+
+def test_ahead_hands_out_batches_without_waiting_for_more() -> None:
+    go_on = threading.Event()
+
+    def source() -> Iterator[int]:
+        yield from range(5)
+        go_on.wait(10)
+        yield 5
+
+    with Ahead(source(), 100) as items:
+        batches = items.batches(3, 0.05)
+        assert next(batches) == [0, 1, 2]
+        assert next(batches) == [3, 4]
+        go_on.set()
+        assert list(batches) == [[5]]
+
+
+def test_ahead_is_bounded_and_closes_its_source() -> None:
+    made: list[int] = []
+    closed = threading.Event()
+
+    def source() -> Iterator[int]:
+        try:
+            for number in range(1000):
+                made.append(number)
+                yield number
+        finally:
+            closed.set()
+
+    with Ahead(source(), 5) as items:
+        assert next(iter(items)) == 0
+        threading.Event().wait(0.05)
+        assert len(made) <= 7
+    assert closed.is_set()
