@@ -6,14 +6,14 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .annotate import annotate
+    from .annotation import annotate
 
 __all__ = ["annotate"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "annotate":
-        from .annotate import annotate
+        from .annotation import annotate
 
         return annotate
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

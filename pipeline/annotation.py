@@ -124,7 +124,8 @@ def _engine(model: str | LoadedEngine, options: Mapping[str, Any]) -> LoadedEngi
         return model
     from batchgen.engine import Engine
 
-    return Engine.load(model, **options)
+    engine: LoadedEngine = Engine.load(model, **options)
+    return engine
 
 
 def _refuse_collisions(columns: Sequence[str], generation: GenerationSettings, prefix: str) -> None:
@@ -149,9 +150,12 @@ def _collect(
 
 
 def _joined(rows: "Dataset", encoder: ResultEncoder, collected: tuple[pa.Table, list[int]]) -> "Dataset":
-    from datasets import Dataset, concatenate_datasets
+    from datasets import Dataset, Features, concatenate_datasets
 
     results, skipped = collected
     kept = rows.select(np.setdiff1d(np.arange(len(rows)), skipped)) if skipped else rows
     answers_only = Dataset(results.select(encoder.results.names))
+    if not len(answers_only):  # concatenate_datasets would leave its columns out
+        features = Features({**rows.features, **answers_only.features})
+        return Dataset.from_dict({name: [] for name in features}, features)
     return concatenate_datasets([kept.with_format(None), answers_only], axis=1)
