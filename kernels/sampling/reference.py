@@ -149,7 +149,7 @@ def _ranked(logits: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     rows, tokens = (logits >= logits.topk(rank, -1).values[:, -1:]).nonzero(as_tuple=True)
     counts = torch.bincount(rows, minlength=len(logits))
     place = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
-    shape = (len(logits), max(1, int(counts.max())))
+    shape = (len(logits), max(rank, int(counts.max())))
     ids = tokens.new_zeros(shape)
     ids[rows, place] = tokens
     values = logits.new_full(shape, -torch.inf)
