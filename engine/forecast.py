@@ -19,7 +19,7 @@ BINS = 64
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Further tokens a set of answers is expected to need, and the variance of that number."""
+    """How much more a set of answers is expected to need (tokens, or blocks), and the variance of that number."""
 
     expected: float = 0.0
     variance: float = 0.0
@@ -29,7 +29,7 @@ class Demand:
 
     @property
     def reserve(self) -> float:
-        """Tokens to keep free: the expected sum and two standard deviations of it."""
+        """What to keep free: the expected sum and two standard deviations of it."""
         return self.expected + 2 * math.sqrt(self.variance)
 
 

@@ -3,6 +3,7 @@
 Pure Python on tokens and block ids. There is one kind of step: a list of (sequence, how many of its tokens to feed).
 """
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +19,7 @@ from .stopping import finish_reason
 SPARE_SHARE = 100  # one block in this many is kept free at admission
 
 
-class EngineStalled(RuntimeError):
+class EngineStalledError(RuntimeError):
     """No sequence can make progress: a fault of the engine, raised instead of hanging."""
 
 
@@ -47,7 +48,7 @@ class Scheduler:
     # one step
 
     def schedule(self) -> Step | None:
-        """The next step, or None when nothing is left to run. Raises EngineStalled when nothing can run."""
+        """The next step, or None when nothing is left to run. Raises EngineStalledError when nothing can run."""
         preempted = self._grow()
         if not preempted or not self._running:
             self._admit()
@@ -55,7 +56,7 @@ class Scheduler:
             return None
         step = self._compose()
         if not step.feeds:
-            raise EngineStalled(self._describe())
+            raise EngineStalledError(self._describe())
         self._measure(step)
         return step
 
@@ -121,26 +122,41 @@ class Scheduler:
         return self._tree.match(sequence.task.prompt, sequence.task.rope_choice)
 
     def _remaining(self, sequence: Sequence) -> Demand:
-        return self._forecast.remaining(sequence.answer_length, sequence.task.request.sampling)
+        """Blocks that the sequence is expected to need beyond those of its tokens so far."""
+        tokens = self._forecast.remaining(sequence.answer_length, sequence.task.request.sampling)
+        length, size = len(sequence.tokens), self._tree.block_size
+        blocks = self._blocks(math.ceil(length + tokens.expected)) - self._blocks(length)
+        return Demand(blocks, tokens.variance / size**2)
 
     def _fits(self, sequence: Sequence, match: Match, demand: Demand) -> bool:
         """Blocks for its tokens are free, and enough beside them for what all answers are expected to grow."""
         spare = self._pool.num_free - self._blocks(len(sequence.tokens)) + len(match.path)
         if not self._running:
             return spare >= 0
-        return (spare - self._pool.num_blocks // SPARE_SHARE) * self._tree.block_size >= demand.reserve
+        return spare - self._pool.num_blocks // SPARE_SHARE >= demand.reserve
 
     def _make_room(self, sequence: Sequence) -> Match:
-        """Nothing runs, so everything the sequence itself does not match can go. Raises EngineStalled."""
-        for other in self._preempted:
-            self._release_path(other)
-        self._pin(())
+        """Nothing runs, so what the sequence itself does not match can go, the dearest last. Raises EngineStalledError."""
         match = self._match(sequence)
-        if not self._fits(sequence, match, Demand()):
-            match = replace(match, donor=None, donated=0)
-        if not self._fits(sequence, match, Demand()):
-            raise EngineStalled(self._describe())
+        for let_go in (self._unpin_preempted, self._pin_only, self._pin_whole_blocks):
+            match = let_go(sequence, match)
+            if self._fits(sequence, match, Demand()):
+                return match
+        raise EngineStalledError(self._describe())
+
+    def _unpin_preempted(self, sequence: Sequence, match: Match) -> Match:
+        for other in self._preempted:
+            if other is not sequence:
+                self._release_path(other)
+        return self._match(sequence)
+
+    def _pin_only(self, sequence: Sequence, match: Match) -> Match:
+        self._pin(match.nodes)
         return match
+
+    def _pin_whole_blocks(self, sequence: Sequence, match: Match) -> Match:
+        self._pin(match.path)
+        return replace(match, donor=None, donated=0)
 
     def _start(self, sequence: Sequence, match: Match) -> None:
         self._tree.hold(match.nodes)
@@ -178,10 +194,17 @@ class Scheduler:
             while self._blocks(len(sequence.tokens)) > sequence.num_blocks and sequence in self._running:
                 if self._pool.num_free:
                     sequence.tail += self._pool.take(1)
-                else:
+                elif not self._shorten_pin():
                     self._preempt(self._victim())
                     preempted = True
         return preempted
+
+    def _shorten_pin(self) -> bool:
+        """Frees the last block that only the head wants, rather than stop the one sequence that runs."""
+        if len(self._running) > 1 or not self._pinned or self._pinned[-1].references > 1:
+            return False
+        self._pin(self._pinned[:-1])
+        return True
 
     def _compose(self) -> Step:
         """In plan order; each sequence takes what it needs but leaves one token to every later one."""
@@ -212,7 +235,7 @@ class Scheduler:
         """The sequence whose blocks cost the least to compute again, the newest among equals."""
         candidates = [sequence for sequence in self._running if not waited_for(sequence)]
         if not candidates:
-            raise EngineStalled(self._describe())
+            raise EngineStalledError(self._describe())
         return min(candidates, key=lambda sequence: (self._recompute_cost(sequence), -sequence.order))
 
     def _recompute_cost(self, sequence: Sequence) -> float:

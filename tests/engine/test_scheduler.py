@@ -2,113 +2,19 @@
 
 import random
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scheduling import VOCABULARY, Bounds, PagedModel, distinct_prefix_tokens, drive, expected_answer
 
-from batchgen.engine.blocks import BlockPool, BlockTree, UnsharedBlocks
+from batchgen.engine.blocks import BlockPool, BlockTree
 from batchgen.engine.intake import Intake
-from batchgen.engine.request import Completion, Request, RowError, Sampling
-from batchgen.engine.scheduler import EngineStalled, Scheduler
+from batchgen.engine.request import Request, RowError, Sampling
+from batchgen.engine.scheduler import EngineStalledError, Scheduler
 from batchgen.engine.sequence import Drawn, Step
 from batchgen.engine.statistics import Statistics
-
-VOCABULARY = 50
-EOS = 7
-
-
-@dataclass
-class Bounds:
-    kv_tokens: int
-    vocabulary: int = VOCABULARY
-    context_length: int = 10_000
-    eos_ids: frozenset[int] = frozenset({EOS})
-
-    def rope_choice(self, length: int) -> int:
-        return 0
-
-
-def next_token(tokens: list[int], key: int = 0, sample: int = 0) -> int:
-    """Depends on every token before it and, when sampled, on the row."""
-    state = 17 + 1000 * key + 100_000 * sample
-    for token in tokens:
-        state = (state * 31 + token + 1) % 1_000_003
-    return state % VOCABULARY
-
-
-def expected_answer(request: Request, sample: int = 0) -> list[int]:
-    sampling, tokens, answer = request.sampling, list(request.prompt), []
-    row = (0, 0) if sampling.greedy else (request.key, sample)
-    while len(answer) < sampling.max_tokens:
-        answer.append(next_token(tokens + answer, *row))
-        if answer[-1] == EOS and not sampling.ignore_eos and len(answer) >= sampling.min_tokens:
-            break
-    return answer
-
-
-@dataclass
-class PagedModel:
-    """Stands for the device: remembers which token each slot's key was computed from, and refuses stale reads."""
-
-    block_size: int
-    slots: dict[int, tuple[int, ...]] = field(default_factory=dict)
-
-    def execute(self, step: Step) -> list[Drawn | None]:
-        for source, destination in step.copies:
-            for offset in range(self.block_size):
-                copied = self.slots.get(source * self.block_size + offset)
-                self.slots[destination * self.block_size + offset] = copied or ()
-        for feed in step.feeds:
-            self._write(feed)
-        return [self._draw(feed) if feed.samples else None for feed in step.feeds]
-
-    def _slot(self, sequence, position: int) -> int:
-        return sequence.block_ids()[position // self.block_size] * self.block_size + position % self.block_size
-
-    def _write(self, feed) -> None:
-        for position in range(feed.start, feed.start + feed.count):
-            self.slots[self._slot(feed.sequence, position)] = tuple(feed.sequence.tokens[: position + 1])
-
-    def _draw(self, feed) -> Drawn:
-        sequence = feed.sequence
-        for position in range(len(sequence.tokens)):
-            assert self.slots[self._slot(sequence, position)] == tuple(sequence.tokens[: position + 1])
-        request = sequence.task.request
-        row = (0, 0) if request.sampling.greedy else (request.key, sequence.sample)
-        return Drawn(next_token(sequence.tokens, *row))
-
-
-def run(
-    requests, *, num_blocks=64, block_size=4, budget=16, max_sequences=8, sharing=True, model=None
-) -> tuple[list[Completion], Statistics]:
-    pool = BlockPool(num_blocks)
-    tree = (BlockTree if sharing else UnsharedBlocks)(pool, block_size)
-    statistics = Statistics(kv_blocks_total=num_blocks)
-    intake = Intake(iter(requests), Bounds(num_blocks * block_size), lambda tokens: "", deque(), statistics)
-    scheduler = Scheduler(intake, tree, budget, max_sequences, statistics)
-    model = model or PagedModel(block_size)
-    finished: list[Completion] = []
-    while True:
-        step = scheduler.schedule()
-        scheduler.check_invariants()
-        finished += scheduler.take_finished()
-        if step is None:
-            if intake.exhausted:
-                break
-            continue
-        assert step.num_tokens <= budget
-        assert all(feed.count > 0 for feed in step.feeds)
-        scheduler.commit(step, model.execute(step))
-        scheduler.check_invariants()
-        finished += scheduler.take_finished()
-    assert pool.num_free == num_blocks
-    return finished, statistics
-
-
-def distinct_prefix_tokens(prompts) -> int:
-    return len({tuple(prompt[: end + 1]) for prompt in prompts for end in range(len(prompt))})
 
 
 def greedy(max_tokens: int, **others) -> Sampling:
@@ -149,7 +55,7 @@ def test_every_row_gets_its_answer_whatever_the_limits(
     ]
     longest = max(len(request.prompt) + request.sampling.max_tokens for request in requests)
     num_blocks = -(-longest // block_size) + slack // block_size
-    finished, _statistics = run(
+    finished, _statistics = drive(
         requests,
         num_blocks=num_blocks,
         block_size=block_size,
@@ -174,7 +80,7 @@ def test_in_plan_order_every_distinct_prefix_token_is_computed_once(prompts, blo
     requests = [Request(key, prompt, greedy(3, ignore_eos=True)) for key, prompt in enumerate(prompts)]
     longest = max(map(len, prompts)) + 3
     num_blocks = -(-longest // block_size) + 1 + extra
-    _, statistics = run(requests, num_blocks=num_blocks, block_size=block_size, budget=budget)
+    _, statistics = drive(requests, num_blocks=num_blocks, block_size=block_size, budget=budget)
     lasts = sum(any(other[: len(p)] == p for other in prompts if other is not p) for p in prompts)
     bound = distinct_prefix_tokens(prompts)
     assert statistics.computed_prompt_tokens - statistics.recomputed_tokens <= bound + lasts
@@ -187,7 +93,7 @@ def test_answers_longer_than_foreseen_are_preempted_and_still_right():
         return greedy(30, stop_token_ids=tuple(range(VOCABULARY)) if key < 80 else (VOCABULARY - 1,), ignore_eos=True)
 
     requests = [Request(key, [key % 50, key // 50, 2], ends_only_late(key)) for key in range(100)]
-    finished, statistics = run(requests, num_blocks=20, block_size=4, budget=64)
+    finished, statistics = drive(requests, num_blocks=20, block_size=4, budget=64)
     assert statistics.preemptions > 0
     assert statistics.recomputed_tokens > 0
     outcome = {completion.key: completion for completion in finished}
@@ -200,20 +106,20 @@ def test_answers_longer_than_foreseen_are_preempted_and_still_right():
 def test_siblings_wait_for_a_prefix_that_is_being_computed():
     prefix = list(range(20)) + list(range(20))
     requests = [Request(key, [*prefix, key], greedy(2, ignore_eos=True)) for key in range(10)]
-    _, statistics = run(requests, budget=16)
+    _, statistics = drive(requests, budget=16)
     assert statistics.computed_prompt_tokens == len(prefix) + 10
 
 
 def test_a_branch_inside_a_block_copies_it():
     requests = [Request(0, [1, 2, 3, 4, 5, 6, 9], greedy(2)), Request(1, [1, 2, 3, 4, 5, 6, 8], greedy(2))]
-    finished, statistics = run(requests)
+    finished, statistics = drive(requests)
     assert statistics.copied_blocks == 1
     assert {completion.key: completion.usage.cached_tokens for completion in finished} == {0: 0, 1: 6}
 
 
 def test_equal_greedy_rows_are_computed_once():
     requests = [Request(key, [1, 2, 3], greedy(5, ignore_eos=True, seed=key)) for key in range(1000)]
-    finished, statistics = run(requests)
+    finished, statistics = drive(requests)
     assert len(finished) == 1000
     assert statistics.output_tokens == 5
     assert statistics.duplicates == 999
@@ -222,14 +128,14 @@ def test_equal_greedy_rows_are_computed_once():
 
 def test_equal_rows_that_sample_are_not_merged():
     requests = [Request(key, [1, 2, 3], Sampling(max_tokens=5, ignore_eos=True)) for key in range(4)]
-    finished, statistics = run(requests)
+    finished, statistics = drive(requests)
     assert len({tuple(completion.tokens) for completion in finished}) == 4
     assert statistics.duplicates == 0
     assert statistics.computed_prompt_tokens == 3 + 3  # the last prompt token again for each of the three others
 
 
 def test_greedy_samples_of_one_row_are_one_computation():
-    finished, statistics = run([Request(0, [1, 2], greedy(4, n=3, ignore_eos=True))])
+    finished, statistics = drive([Request(0, [1, 2], greedy(4, n=3, ignore_eos=True))])
     assert finished[0].tokens == [expected_answer(Request(0, [1, 2], greedy(4, ignore_eos=True)))] * 3
     assert statistics.output_tokens == 4
     assert finished[0].usage.completion_tokens == 12
@@ -238,7 +144,7 @@ def test_greedy_samples_of_one_row_are_one_computation():
 def test_interleaved_groups_still_share_while_rows_are_alive():
     groups = [[base + i for i in range(16)] for base in (0, 16, 32)]
     requests = [Request(i, [*groups[i % 3], i % 50], greedy(2, ignore_eos=True)) for i in range(12)]
-    _, statistics = run(requests, budget=64, max_sequences=12)
+    _, statistics = drive(requests, budget=64, max_sequences=12)
     assert statistics.computed_prompt_tokens == 3 * 16 + 12
 
 
@@ -256,7 +162,7 @@ def test_interleaved_groups_still_share_while_rows_are_alive():
 )
 def test_a_row_that_cannot_run_is_refused_alone(request_, code):
     good = Request(1, [1, 2], greedy(3))
-    finished, _ = run([request_, good])
+    finished, _ = drive([request_, good])
     outcome = {completion.key: completion for completion in finished}
     assert outcome[0].error.code == code
     assert outcome[0].finish_reason == "error"
@@ -264,7 +170,7 @@ def test_a_row_that_cannot_run_is_refused_alone(request_, code):
 
 
 def test_row_too_large_for_the_memory_names_both_sizes():
-    finished, _ = run([Request(0, [1] * 200, greedy(100))], num_blocks=64, block_size=4)
+    finished, _ = drive([Request(0, [1] * 200, greedy(100))], num_blocks=64, block_size=4)
     assert "200" in finished[0].error.message
     assert "256" in finished[0].error.message
     assert finished[0].error.retryable
@@ -287,7 +193,7 @@ class FaultyModel(PagedModel):
 def test_a_row_that_fails_leaves_its_siblings_whole(bad_key, budget):
     prefix = list(range(30))
     requests = [Request(key, [*prefix, key], Sampling(max_tokens=4, n=2)) for key in range(5)]
-    finished, _ = run(requests, budget=budget, model=FaultyModel(4, bad_key=bad_key))
+    finished, _ = drive(requests, budget=budget, model=FaultyModel(4, bad_key=bad_key))
     for completion in finished:
         if completion.key == bad_key:
             assert completion.error.code == "numeric"
@@ -312,7 +218,7 @@ class FailsInThePrompt(PagedModel):
 def test_siblings_of_a_leader_that_fails_start_over():
     prefix = list(range(30))
     requests = [Request(key, [*prefix, key], greedy(3)) for key in range(5)]
-    finished, _ = run(requests, budget=8, model=FailsInThePrompt(4))
+    finished, _ = drive(requests, budget=8, model=FailsInThePrompt(4))
     outcome = {completion.key: completion for completion in finished}
     assert outcome[0].error.code == "engine"
     assert all(outcome[key].tokens == expected_answer(requests[key]) for key in range(1, 5))
@@ -325,7 +231,7 @@ def test_an_impossible_token_is_the_row_s_error(token):
             return Drawn(token) if feed.sequence.task.request.key == 1 else super()._draw(feed)
 
     requests = [Request(key, [key, 5], greedy(3)) for key in range(3)]
-    finished, _ = run(requests, model=Impossible(4))
+    finished, _ = drive(requests, model=Impossible(4))
     outcome = {completion.key: completion for completion in finished}
     assert outcome[1].error.code == "engine"
     assert str(token) in outcome[1].error.message
@@ -366,7 +272,7 @@ def test_many_refused_rows_are_handed_out_in_pieces():
 
 def test_thrashing_is_bounded():
     requests = [Request(key, [key] * 24, greedy(3, ignore_eos=True)) for key in range(20)]
-    _, statistics = run(requests, num_blocks=10, block_size=4, budget=64)
+    _, statistics = drive(requests, num_blocks=10, block_size=4, budget=64)
     assert statistics.computed_prompt_tokens <= 1.2 * 20 * 24
 
 
@@ -375,12 +281,12 @@ def test_no_progress_raises_instead_of_hanging():
     intake = Intake(iter([Request(0, [1] * 12, greedy(4))]), Bounds(16), lambda tokens: "", deque(), Statistics())
     scheduler = Scheduler(intake, BlockTree(pool, 4), 16, 8, Statistics())
     pool.take(2)  # blocks that somebody lost
-    with pytest.raises(EngineStalled, match="2 of 4 KV blocks free"):
+    with pytest.raises(EngineStalledError, match="2 of 4 KV blocks free"):
         scheduler.schedule()
 
 
 def test_hundred_thousand_rows_leave_nothing_behind():
     requests = (Request(key, [key % 50, key // 50 % 50, key // 2500], greedy(1)) for key in range(20_000))
-    finished, statistics = run(requests, num_blocks=64, block_size=4, budget=64, max_sequences=32)
+    finished, statistics = drive(requests, num_blocks=64, block_size=4, budget=64, max_sequences=32)
     assert len(finished) == 20_000
     assert statistics.kv_blocks_peak <= 64
