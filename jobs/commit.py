@@ -16,8 +16,7 @@ def begin_commit(
     sidecar: Path, data: list[str], metadata: list[str], obsolete: list[str], manifest: dict[str, Any]
 ) -> None:
     """Decides that the files in staging are the output; `data` is moved before `metadata`, by relative name."""
-    gone = [name for name in obsolete if name not in {*data, *metadata}]
-    write_json(sidecar / _RECORD, {"data": data, "metadata": metadata, "obsolete": gone, "manifest": manifest})
+    write_json(sidecar / _RECORD, {"data": data, "metadata": metadata, "obsolete": obsolete, "manifest": manifest})
 
 
 def finish_commit(output: Path, sidecar: Path) -> bool:
@@ -27,11 +26,14 @@ def finish_commit(output: Path, sidecar: Path) -> bool:
     if record is None:
         shutil.rmtree(staging, ignore_errors=True)
         return False
+    known = {*record["data"], *record["metadata"], *record["obsolete"]}
     for name in record["metadata"]:
         if (staging / name).exists():
             (output / name).unlink(missing_ok=True)
+    for directory in _directories(record["data"]):
+        _move_directory(staging / directory, output / directory, {Path(name).name for name in known})
     _move(record["data"], staging, output)
-    for name in record["obsolete"]:
+    for name in known - {*record["data"], *record["metadata"]}:
         (output / name).unlink(missing_ok=True)
     sync_directory(output)
     _move(record["metadata"], staging, output)
@@ -39,6 +41,19 @@ def finish_commit(output: Path, sidecar: Path) -> bool:
     (sidecar / _RECORD).unlink()
     shutil.rmtree(staging, ignore_errors=True)
     return True
+
+
+def _directories(names: list[str]) -> list[str]:
+    return sorted({str(Path(name).parent) for name in names} - {"."})
+
+
+def _move_directory(source: Path, target: Path, known: set[str]) -> None:
+    """Moves a directory at once, so that no reader sees some of its files; not when others keep files in it."""
+    if not source.is_dir() or (target.exists() and any(path.name not in known for path in target.iterdir())):
+        return
+    if target.exists():
+        target.rename(source.with_name(f"{source.name}.earlier"))
+    replace(source, target)
 
 
 def _move(names: list[str], source: Path, target: Path) -> None:

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -95,22 +96,19 @@ class Output:
     def settle(self, state: str, **values: Any) -> None:
         """Notes how the run ended, in manifest and log."""
         if self._claimed:
-            self.conclude(state)
+            self.manifest = self.concluded(state)
             self.save()
         self.log.write(state, **values)
 
-    def conclude(self, state: str) -> None:
-        """Puts the end of the run into the manifest, without storing it."""
-        seconds = time.monotonic() - self._began
-        times = self.manifest.times
-        self.manifest.times = {
-            "seconds": round(times.get("seconds", 0.0) + seconds, 3),
-            "runs": times.get("runs", 0) + 1,
+    def concluded(self, state: str) -> Manifest:
+        """The manifest as it is when the run ends now; not yet in force."""
+        earlier = self.manifest.times
+        times = {
+            "seconds": round(earlier.get("seconds", 0.0) + time.monotonic() - self._began, 3),
+            "runs": earlier.get("runs", 0) + 1,
             "ended": _now(),
         }
-        self._began = time.monotonic()
-        self.manifest.state = state
-        self.manifest.counts = self.outcomes.counts()
+        return replace(self.manifest, state=state, times=times, counts=self.outcomes.counts())
 
     @contextmanager
     def failing(self) -> Iterator[None]:
@@ -127,6 +125,11 @@ class Output:
         """Everything known stands in the final files."""
         num_rows = len(self.outcomes.codes)
         return self.manifest.state == "finished" and self.manifest.final_rows >= num_rows and not self._unpublished
+
+    def tidy(self) -> None:
+        """Removes what is of no use once every row stands in the final files."""
+        self.journal.forget_rows_below(len(self.outcomes.codes))
+        shutil.rmtree(self.scratch, ignore_errors=True)
 
     def _clear(self) -> None:
         """Removes what an earlier job left: the manifest first, so that a kill in between leaves no half truth."""

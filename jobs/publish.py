@@ -5,7 +5,7 @@ Knows the order of these steps; each can be killed, and the next run does it aga
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from .commit import STAGING, begin_commit, finish_commit
 from .finals import RowReader, read_results, visible_files
 from .finish import ShardMaker
 from .job import Job
+from .manifest import Manifest
 from .outcomes import SKIPPED
 from .output import Output
 from .stop import Stop
@@ -37,14 +38,13 @@ def publish(job: Job, output: Output, source: Source, stop: Stop) -> None:
     maker = _shard_maker(job, output, source)
     sink = output_sink(job, source)
     shards = _write_shards(sink, maker, staging, stop)
-    output.conclude("finished")
-    _complete_manifest(job, output, maker)
+    manifest = _finished_manifest(job, output, maker)
     metadata = [name for name in ("dataset_info.json", "state.json") if (staging / name).exists()]
     obsolete = [str(path.relative_to(output.path)) for path in visible_files(output.path)]
-    begin_commit(output.sidecar, shards, metadata, obsolete, asdict(output.manifest))
+    begin_commit(output.sidecar, shards, metadata, obsolete, asdict(manifest))
     finish_commit(output.path, output.sidecar)
-    output.log.write("finished", counts=output.manifest.counts)
-    output.journal.forget_rows_below(len(output.outcomes.codes))
+    output.manifest = manifest
+    output.log.write("finished", counts=manifest.counts)
 
 
 def _write_shards(sink: Sink, maker: ShardMaker, staging: Path, stop: Stop) -> list[str]:
@@ -80,14 +80,17 @@ def _shard_maker(job: Job, output: Output, source: Source) -> ShardMaker:
     )
 
 
-def _complete_manifest(job: Job, output: Output, maker: ShardMaker) -> None:
-    manifest, prompt = output.manifest, maker.tokens["prompt_tokens"]
-    manifest.final_rows = len(output.outcomes.codes)
-    manifest.skipped = output.outcomes.positions(SKIPPED).tolist()
-    manifest.tokens = dict(maker.tokens)
-    manifest.reuse = round(maker.tokens["cached_tokens"] / prompt, 6) if prompt else 0.0
-    if job.run.price_per_hour is not None:
-        manifest.cost = cost(job.run.price_per_hour, manifest.times["seconds"], maker.tokens)
+def _finished_manifest(job: Job, output: Output, maker: ShardMaker) -> Manifest:
+    """What the manifest says once the commit is done; until then the earlier one is in force."""
+    manifest, tokens, price = output.concluded("finished"), maker.tokens, job.run.price_per_hour
+    return replace(
+        manifest,
+        final_rows=len(output.outcomes.codes),
+        skipped=output.outcomes.positions(SKIPPED).tolist(),
+        tokens=dict(tokens),
+        reuse=round(tokens["cached_tokens"] / max(1, tokens["prompt_tokens"]), 6),
+        cost=None if price is None else cost(price, manifest.times["seconds"], tokens),
+    )
 
 
 def cost(price_per_hour: float, seconds: float, tokens: dict[str, int]) -> dict[str, float]:

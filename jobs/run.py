@@ -69,6 +69,7 @@ class Session:
             self._generate(output, source, todo)
         if not output.is_settled:
             publish(self.job, output, source, self.stop)
+        output.tidy()
 
     def _open_source(self, output: Output) -> Source:
         limit = output.row_limit(self.job.input.limit)

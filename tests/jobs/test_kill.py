@@ -1,0 +1,167 @@
+"""Killed anywhere, the same command goes on: every row once, the result that of an uninterrupted run."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_models import FakeModels
+from job_files import make_job, read_output, visible, write_job, write_rows
+from sudden_death import FULL_DISK, Killed, SuddenDeath, bury
+
+from batchgen.jobs import Job, run
+from batchgen.jobs.outcomes import parse_retry
+from batchgen.jobs.run import RunOptions
+
+ROWS = 20
+
+
+def snapshot(output: Path, form: str) -> list[dict[str, Any]] | None:
+    """What a reader sees; None when nothing is published."""
+    return read_output(output, form) if visible(output) else None
+
+
+def outcomes(folder: Path, form: str) -> Iterator[tuple[str, Callable[[Job, FakeModels], Any]]]:
+    """A job before its first run, before a night with new rows, and before a retry."""
+    write_rows(folder, ROWS)
+    yield "first", lambda job, models: run(job, models=models)
+    write_rows(folder, 9, start=ROWS, mode="a")
+    yield "growth", lambda job, models: run(job, models=models)
+    yield "retry", lambda job, models: run(job, RunOptions(retry=parse_retry("length,errors")), models)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("form", "stride"), [("arrow", 1), ("parquet", 6), ("jsonl", 6)])
+def test_killed_at_every_change_of_the_file_system(
+    tmp_path: Path, form: str, stride: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_job(tmp_path, output__format=form, prompt__on_null="skip", run__checkpoint_seconds=60)
+    output = tmp_path / "out"
+    for name, command in outcomes(tmp_path, form):
+        start = tmp_path / f"before-{name}"
+        if output.exists():
+            shutil.copytree(output, start)
+        old = snapshot(output, form) if output.exists() else None
+        for at in range(1, 1000, stride):
+            struck = kill_once(lambda command=command: command(job, FakeModels()), at, monkeypatch)
+            bury(output)
+            seen = snapshot_or_broken(output, form)
+            models = FakeModels()
+            run(job, models=models)
+            new = read_output(output, form)
+            assert seen in (None, old, new, "broken"), f"{name}, change {at}"
+            assert [row["nested"]["list"][0] for row in new] == expected_rows(job), f"{name}, change {at}"
+            assert not (output / "__batchgen__" / "journal").exists()
+            if not struck:
+                break
+            restore(start, output)
+        else:
+            pytest.fail("the run does not end")
+        assert at > 10
+        whole = make_job(tmp_path, output__format=form, prompt__on_null="skip", output__path=f"whole-{name}")
+        run(whole, models=FakeModels())
+        assert new == read_output(tmp_path / f"whole-{name}", form)
+        assert visible(output) == visible(tmp_path / f"whole-{name}")
+
+
+def kill_once(command: Callable[[], Any], at: int, monkeypatch: pytest.MonkeyPatch) -> bool:
+    with monkeypatch.context() as patch:
+        death = SuddenDeath(patch, at)
+        with suppress(Killed):
+            command()
+    return death.struck
+
+
+def restore(start: Path, output: Path) -> None:
+    shutil.rmtree(output)
+    if start.exists():
+        shutil.copytree(start, output)
+
+
+def expected_rows(job: Job) -> list[int]:
+    total = sum(1 for _ in (job.base / "rows.jsonl").open())
+    return [at for at in range(total) if at % 11 != 5]
+
+
+def snapshot_or_broken(output: Path, form: str) -> Any:
+    """Between two renames of a commit an `arrow` output cannot be loaded; what can be loaded must be whole."""
+    if not output.exists() or not visible(output):
+        return None
+    try:
+        return read_output(output, form)
+    except Exception:
+        return "broken"
+
+
+@pytest.mark.parametrize("form", ["arrow", "parquet"])
+def test_a_full_disk_at_every_change(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job(tmp_path, output__format=form, run__checkpoint_seconds=60)
+    write_rows(tmp_path, ROWS)
+    for at in range(1, 1000):
+        failed = False
+        with monkeypatch.context() as patch:
+            death = SuddenDeath(patch, at, FULL_DISK)
+            try:
+                run(job, models=FakeModels())
+            except OSError:
+                failed = True
+        assert failed or not death.struck or len(read_output(tmp_path / "out", form)) == ROWS
+        assert not (tmp_path / "out" / "__batchgen__" / "lock.json").exists() or failed
+        bury(tmp_path / "out")
+        run(job, models=FakeModels())
+        assert len(read_output(tmp_path / "out", form)) == ROWS
+        shutil.rmtree(tmp_path / "out")
+        if not death.struck:
+            return
+    pytest.fail("the run does not end")
+
+
+CHILD = """
+import sys
+from batchgen.jobs import Job, run
+from fake_models import FakeEngine, FakeModels
+run(Job.load(sys.argv[1]), models=FakeModels(FakeEngine(seconds=0.01)))
+"""
+
+
+@pytest.mark.slow
+def test_killed_at_twenty_random_moments(tmp_path: Path) -> None:
+    write_rows(tmp_path, 900)
+    path = write_job(tmp_path, run__checkpoint_seconds=0.2, output__shard_rows=100)
+    choose = random.Random(7)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent / "support")}
+    kills, left = 0, []
+    for _ in range(60):
+        process = subprocess.Popen([sys.executable, "-c", CHILD, str(path)], env=environment)
+        wait_for_lock(tmp_path / "out", process)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(choose.uniform(0.0, 0.45) if kills < 20 else 120)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+            assert visible(tmp_path / "out") == [] or kills == 20
+        if process.wait() == 0:
+            break
+        left.append(process.returncode)
+    assert kills == 20
+    assert set(left) == {-signal.SIGKILL}
+    run(make_job(tmp_path, output__path="whole", output__shard_rows=100), models=FakeModels())
+    assert read_output(tmp_path / "out") == read_output(tmp_path / "whole")
+
+
+def wait_for_lock(output: Path, process: "subprocess.Popen[bytes]") -> None:
+    lock = output / "__batchgen__" / "lock.json"
+    while process.poll() is None:
+        with suppress(OSError, ValueError):
+            if json.loads(lock.read_text())["pid"] == process.pid:
+                return
+        time.sleep(0.005)
