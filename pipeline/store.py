@@ -100,4 +100,4 @@ class Window:
 def _map(path: Path, num_tokens: int) -> NDArray[np.uint32]:
     if num_tokens == 0:
         return np.zeros(0, np.uint32)
-    return np.memmap(path, np.uint32, mode="r", shape=(num_tokens,))
+    return np.asarray(np.memmap(path, np.uint32, mode="r", shape=(num_tokens,)))  # plain slices are much faster

@@ -38,14 +38,19 @@ def cut_chat(chat: Chat, limit: int, side: Side, codec: Codec, encode: Callable[
         return None
     content = chat[index]["content"]
     [tokens] = codec.encode([content], add_special_tokens=False)
-    keep = len(tokens) - (len(encode(chat)) - limit)
-    while keep > 0:
-        kept = _text_of(content, tokens, keep, side, codec)
-        prompt = encode(with_content(chat, index, kept))
+    guess = len(tokens) - (len(encode(chat)) - limit)
+    guesses = [guess, guess + 1]  # right when rendering and tokenising leave the rest of the content as it is
+    fits, too_long, best = 0, len(tokens), None
+    while fits + 1 < too_long:
+        keep = guesses.pop(0) if guesses else (fits + too_long) // 2
+        if not fits < keep < too_long:
+            continue
+        prompt = encode(with_content(chat, index, _text_of(content, tokens, keep, side, codec)))
         if len(prompt) <= limit:
-            return prompt
-        keep -= len(prompt) - limit
-    return None
+            fits, best = keep, prompt
+        else:
+            too_long = keep
+    return best
 
 
 def _text_of(content: str, tokens: list[int], keep: int, side: Side, codec: Codec) -> str:

@@ -354,3 +354,22 @@ def test_lone_surrogates_in_json_text_do_not_reach_the_tokenizer() -> None:
     chat = r'[{"role": "user", "content": "a\udc00b"}]'
     outcomes = render({"messages_column": "c"}, row_batch(c=[chat]), ByteTokenizer(CHAT_TEMPLATE))
     assert "a\ufffdb" in text_of(outcomes[0])
+
+
+class PairTokenizer(ByteTokenizer):
+    """A token per pair of characters, with every character doubled by its neighbour: cutting changes the other cuts."""
+
+    def encode(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
+        return [[ord(text[at]) for at in range(0, len(text), 2)] for text in texts]
+
+    def decode(self, tokens: Any) -> str:
+        return "".join(chr(token) * 2 for token in tokens)
+
+
+def test_a_chat_is_cut_again_until_it_fits_and_no_more_than_needed() -> None:
+    prompt = {"messages": [{"role": "user", "content": "{{ doc }}"}], "on_too_long": "truncate_right"}
+    tokenizer = PairTokenizer("{% for m in messages %}[{{ m.content | replace('z', 'zzzzzzzz') }}]{% endfor %}")
+    doc = "aa" * 10 + "zz" * 2
+    [outcome] = render(prompt, row_batch(doc=[doc]), tokenizer, context_length=18)
+    assert outcome.error is None
+    assert len(outcome.prompt) == 11  # "[" and ten pairs of a and "]"; one pair more would be eight times as long
