@@ -35,6 +35,7 @@ class Op:
     tolerance: Mapping[torch.dtype, float]  # of |result - expected| / (1 + |expected|); 0 means equal bit for bit
     cases: tuple[Case, ...]
     path: Callable[..., Any] | None = None  # (*arguments): what Case.path is compared with
+    prepare: Callable[..., Callable[[], Any]] | None = None  # (kernels, *arguments): the call to time; None: all of run
 
 
 def generator(seed: int) -> torch.Generator:

@@ -3,8 +3,9 @@
 Pages hold NaN wherever no item's key lies, so a result that touched such a slot shows it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 import numpy as np
 import torch
@@ -102,6 +103,16 @@ def run(
 ) -> Results:
     plan = kernels.plan_attention(items, keys.shape[2])
     return (kernels.attention(query, keys, values, plan, masking),)
+
+
+def prepare(
+    kernels: Kernels, query: Tensor, keys: Tensor, values: Tensor, items: AttentionItems, masking: Masking
+) -> Callable[[], Tensor]:
+    """One layer of a step whose plan is made, on pages that another layer's have driven out of the caches."""
+    plan = kernels.plan_attention(items, keys.shape[2])
+    layers = [(keys.clone(), values.clone()) for _ in range(3)]
+    turn = count()
+    return lambda: kernels.attention(query, *layers[next(turn) % 3], plan, masking)
 
 
 def expected(query: Tensor, keys: Tensor, values: Tensor, items: AttentionItems, masking: Masking) -> Results:
@@ -261,6 +272,7 @@ STEPS = Op(
     expected=expected,
     tolerance=OP.tolerance,
     path=path,
+    prepare=prepare,
     cases=(
         case("a: decode 250 behind 896 shared", decode_shared(896, 250)),
         case("b: prefill 20 x 160 behind 608 shared", prefill_shared(608, 20, 160)),

@@ -9,7 +9,7 @@ from . import Filters, Penalties
 from .gumbel import noise, premix
 
 SCRATCH_ELEMENTS = 2**21  # of one temporary; the handful alive at once stays within 64 MB
-NOISE_ELEMENTS = 2**17  # noise of whole rows is made in pieces that stay in a core's cache
+NOISE_ELEMENTS = 2**18  # noise of whole rows is made in pieces that stay near the cores
 RANKS = (64, 1024)  # how many of the best logits the survivors of a filter are looked for in, before all are sorted
 
 
@@ -71,7 +71,13 @@ def _by_rows(
     size = _rows_within(elements, logits.shape[1])
     for start in range(0, len(numbers), size):
         rows = numbers[start : start + size]
-        out[rows] = draw(logits.index_select(0, rows), _take(filters, rows))
+        out[rows] = draw(_rows(logits, rows), _take(filters, rows))
+
+
+def _rows(logits: Tensor, rows: Tensor) -> Tensor:
+    """The given rows, ascending; a view where they are neighbours."""
+    first, end = int(rows[0]), int(rows[-1]) + 1
+    return logits[first:end] if end - first == len(rows) else logits.index_select(0, rows)
 
 
 def _rows_within(elements: int, vocabulary: int) -> int:
@@ -90,21 +96,22 @@ def _draw_best(logits: Tensor, filters: Filters) -> Tensor:
 def _draw_any(logits: Tensor, filters: Filters) -> Tensor:
     """One draw of each row [r, V] from its whole distribution."""
     gumbel = noise(filters.noise_keys.unsqueeze(1), premix(torch.arange(logits.shape[1], device=logits.device)))
-    return gumbel.add_(logits.div_(filters.temperature.unsqueeze(1))).argmax(-1)
+    return gumbel.add_(logits / filters.temperature.unsqueeze(1)).argmax(-1)
 
 
 def _draw_filtered(logits: Tensor, filters: Filters) -> Tensor:
     """One draw of each row [r, V] from what top-k, top-p and min-p leave of it."""
-    scaled = logits.div_(filters.temperature.unsqueeze(1))
+    scaled = logits / filters.temperature.unsqueeze(1)
     probabilities = torch.softmax(scaled, -1)
     out = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     left = torch.arange(len(logits), device=logits.device)
     for rank in (*(rank for rank in RANKS if rank < logits.shape[1]), logits.shape[1]):
-        tokens, covered = _draw_among(scaled[left], probabilities[left], _take(filters, left), rank)
+        tokens, covered = _draw_among(scaled, probabilities, filters, rank)
         out[left[covered]] = tokens[covered]
-        left = left[~covered]
-        if not len(left):
+        rows = (~covered).nonzero().squeeze(1)
+        if not len(rows):
             break
+        left, scaled, probabilities, filters = left[rows], scaled[rows], probabilities[rows], _take(filters, rows)
     return out
 
 
