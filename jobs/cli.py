@@ -92,12 +92,13 @@ def check(job_path: Path, assignments: tuple[str, ...]) -> int:
 @cli.command()
 @_JOB
 @_set
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of lines for people.")
 @_debug
-def plan(job_path: Path, assignments: tuple[str, ...]) -> int:
+def plan(job_path: Path, assignments: tuple[str, ...], as_json: bool) -> int:
     """Tokenise the input and tell what a run would do: tokens, shared prefixes, time. Loads no weights."""
     from .command_plan import plan_job
 
-    for line in plan_job(_load(job_path, assignments)):
+    for line in plan_job(_load(job_path, assignments), as_json=as_json):
         click.echo(line)
     return 0
 

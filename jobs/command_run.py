@@ -11,6 +11,7 @@ import click
 from .check import check_files
 from .errors import UsageError
 from .job import Job
+from .models import Models
 from .outcomes import parse_retry
 from .report import Report
 from .run import RunOptions, run
@@ -27,6 +28,7 @@ def run_command(
     retry: str | None = None,
     quiet: bool = False,
     log_format: str = "text",
+    models: Models | None = None,
 ) -> int:
     """Runs the job and returns the exit code."""
     options = RunOptions(fresh=fresh, retry=_retry(retry), quiet=quiet, log_format=log_format)
@@ -35,7 +37,7 @@ def run_command(
         _ask_before_fresh(job)
     if limit is not None:
         job = job.with_limit(limit)
-    report = run(job, options, stop=_stop(deadline or job.run.deadline))
+    report = run(job, options, models, stop=_stop(deadline or job.run.deadline))
     if not quiet:
         _tell(report, log_format)
     return report.exit_code

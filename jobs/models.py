@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from batchgen.engine.checkpoint import Checkpoint, open_checkpoint
 from batchgen.engine.models import architecture
 from batchgen.engine.request import Completion, Request
+from batchgen.engine.spec import ModelSpec
 
 from .job import Job
 
@@ -37,8 +38,12 @@ class Models:
 
     def context_length(self, job: Job) -> int:
         """Tokens that prompt and answer share. Raises ModelError for a model that cannot be run."""
+        return self.spec(job).context_length
+
+    def spec(self, job: Job) -> ModelSpec:
+        """What the model computes, in numbers. Raises ModelError for a model that cannot be run."""
         config = self._checkpoint(job).config
-        return architecture(config).spec(config).context_length
+        return architecture(config).spec(config)
 
     def generation_config(self, job: Job) -> Mapping[str, Any]:
         """The model's own sampling values."""

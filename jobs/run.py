@@ -3,9 +3,10 @@
 Composed from the pipeline, the engine and the output; each of them decides its own matters.
 """
 
+import json
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,9 +93,16 @@ class Session:
         generation = Generation(self.job, self.models, output, source)
         generation.describe()
         if not self.options.quiet:
-            print(describe_sampling(generation.sampling, generation.origins), file=sys.stderr)
+            self._tell(generation)
         with self.stop.calling(generation.engine.interrupt):
             generation.run(todo, self.options.quiet, self.options.log_format)
+
+    def _tell(self, generation: Generation) -> None:
+        if self.options.log_format == "json":
+            settings = {"sampling": asdict(generation.sampling), "origins": generation.origins}
+            print(json.dumps({"event": "settings", **settings}), file=sys.stderr)
+        else:
+            print(describe_sampling(generation.sampling, generation.origins), file=sys.stderr)
 
     def report(self, output: Output) -> Report:
         """What the run came to."""

@@ -85,7 +85,7 @@ class FakeEngine:
         yield from self._answer(group)
 
     def _answer(self, group: list[Request]) -> Iterator[Completion]:
-        if self.seconds:
+        if self.seconds and any(request.error is None for request in group):
             time.sleep(self.seconds)
         for request in reversed(group):
             yield self._complete(request)
