@@ -10,7 +10,7 @@ from typing import Any
 
 from batchgen.engine.request import Sampling
 
-from .nulls import is_null
+from .values import is_null
 
 KEYS = frozenset(
     {

@@ -7,13 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import pyarrow as pa
-
 from batchgen.engine.request import Request, RowError, Sampling
 
 from .chat import BadMessagesError, Chat, ChatTemplate, is_blank, read_chat
 from .config import PromptSettings
-from .nulls import is_null
 from .parameters import Parameters
 from .rows import RowBatch, RowTag, Skipped, bad_row
 from .templates import (
@@ -26,6 +23,7 @@ from .templates import (
 )
 from .text import replace_surrogates
 from .truncate import cut_chat, cut_tokens
+from .values import is_null, to_python
 
 __all__ = ["PromptError", "PromptTokenizer", "Renderer", "Skipped", "TemplateError", "template_columns"]
 
@@ -135,7 +133,7 @@ class Renderer:
         errors = dict(batch.errors)
         columns = {}
         for name in self.columns:
-            columns[name], bad = _to_python(batch.columns.column(name))
+            columns[name], bad = to_python(batch.columns.column(name))
             errors.update({at: bad_row(f"column {name!r}: {text}") for at, text in bad.items() if at not in errors})
         return columns, errors
 
@@ -282,21 +280,6 @@ def _chat_of(value: Any) -> Chat:
         return read_chat(value)
     except BadMessagesError as error:
         raise _fault("bad_messages", str(error)) from error
-
-
-def _to_python(column: pa.Array) -> tuple[list[Any], dict[int, str]]:
-    try:
-        return column.to_pylist(), {}
-    except (ValueError, OverflowError, pa.ArrowException):
-        pairs = [_value(item) for item in column]
-    return [value for value, _ in pairs], {at: text for at, (_, text) in enumerate(pairs) if text}
-
-
-def _value(item: pa.Scalar) -> tuple[Any, str | None]:
-    try:
-        return item.as_py(), None
-    except (ValueError, OverflowError, pa.ArrowException) as error:
-        return None, explain(error)
 
 
 def _added_tokens(tokenizer: PromptTokenizer) -> tuple[int, int]:
