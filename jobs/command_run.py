@@ -37,7 +37,7 @@ def run_command(
         _ask_before_fresh(job)
     if limit is not None:
         job = job.with_limit(limit)
-    report = run(job, options, models, stop=_stop(deadline or job.run.deadline))
+    report = run(job, options, models, stop=_stop(deadline))
     if not quiet:
         _tell(report, log_format)
     return report.exit_code
@@ -50,9 +50,11 @@ def _retry(text: str | None) -> tuple[int, ...]:
         raise UsageError(str(error)) from error
 
 
-def _stop(deadline: str | None) -> Stop:
+def _stop(deadline: str | None) -> Stop | None:
+    if deadline is None:
+        return None
     try:
-        return Stop(parse_deadline(deadline) if deadline else None)
+        return Stop(parse_deadline(deadline))
     except ValueError as error:
         raise UsageError(f"--deadline: {error}") from error
 

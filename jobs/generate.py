@@ -5,6 +5,7 @@ Knows the order in which these parts are made; publishing is not known here.
 
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,6 +26,7 @@ from batchgen.pipeline.rows import Skipped, Source
 from .errors import JobError, UsageError
 from .finish import journal_schema
 from .job import Job
+from .metrics import MetricsFile
 from .models import LoadedModel, Models
 from .outcomes import SKIPPED, codes_of
 from .output import Output
@@ -65,9 +67,14 @@ class Generation:
     def run(self, todo: NDArray[np.bool_], quiet: bool, log_format: str) -> None:
         """Asks every row where `todo` is true. What has been yielded when this is broken off is journaled."""
         self._meter = Meter(int(todo.sum()))
-        display = choose_display(quiet, log_format)
+        displays = [choose_display(quiet, log_format)]
+        if self._job.run.metrics_file is not None:
+            displays.append(MetricsFile(self._job.base / self._job.run.metrics_file, self._job.name))
         seconds = self._job.run.checkpoint_seconds
-        with JournalWriter(self._output.journal, seconds) as self._journal, Progress(self.snapshot, display):
+        with ExitStack() as stack:
+            self._journal = stack.enter_context(JournalWriter(self._output.journal, seconds))
+            for display in displays:
+                stack.enter_context(Progress(self.snapshot, display))
             for batch in answers(
                 self._source,
                 self.renderer,

@@ -158,10 +158,10 @@ def open_output(job: Job, fresh: bool = False) -> Iterator[Output]:
         yield output
 
 
-def recover_outcomes(path: Path, manifest: Manifest, journal: Journal) -> tuple[Outcomes, bool]:
+def recover_outcomes(path: Path, manifest: Manifest, journal: Journal, verify: bool = True) -> tuple[Outcomes, bool]:
     """The outcome of every row, from final files and journal, and whether the journal has any that count."""
     outcomes = Outcomes(manifest.num_rows)
-    journaled = list(journal.recover())
+    journaled = list(journal.recover(verify))
     unpublished = any(bool((positions < manifest.num_rows).any()) for positions, _ in journaled)
     if manifest.final_rows:
         _record_final_rows(path, manifest, outcomes)

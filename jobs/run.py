@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from .output import Output, open_output
 from .publish import output_sink, publish
 from .report import Report
 from .stop import Stop, Stopped
+from .times import parse_deadline
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ def run(job: Job, options: RunOptions | None = None, models: Models | None = Non
 
     A run that `stop` ends early returns a report that says so; finished rows are kept in every case.
     """
-    session = Session(job, options or RunOptions(), models or Models(), stop or Stop())
+    session = Session(job, options or RunOptions(), models or Models(), stop or Stop(_deadline(job)))
     check_model(job, session.models)
     with open_output(job, session.options.fresh) as output, session.stop.listening():
         try:
@@ -48,6 +50,10 @@ def run(job: Job, options: RunOptions | None = None, models: Models | None = Non
         except Stopped:
             output.settle("stopped", reason=session.stop.reason)
         return session.report(output)
+
+
+def _deadline(job: Job) -> datetime | None:
+    return None if job.run.deadline is None else parse_deadline(job.run.deadline)
 
 
 @dataclass
@@ -90,6 +96,8 @@ class Session:
     def _generate(self, output: Output, source: Source, todo: NDArray[np.bool_]) -> None:
         output_sink(self.job, source)  # a column the format cannot hold is known before the model is loaded
         self.rows_asked = int(todo.sum())
+        if not self.options.quiet and self.options.log_format == "text":
+            print(f"loading {self.job.model.path}", file=sys.stderr, flush=True)
         generation = Generation(self.job, self.models, output, source)
         generation.describe()
         if not self.options.quiet:

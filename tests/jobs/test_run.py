@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -475,6 +477,35 @@ def test_an_engine_that_forgets_or_repeats_rows_is_no_success(tmp_path: Path) ->
     with pytest.raises(Exception, match="7"):
         run(make_job(tmp_path), models=FakeModels(Forgetful()))
     assert visible(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_rows_in_are_rows_out_whatever_the_order(tmp_path: Path, seed: int) -> None:
+    choose = random.Random(seed)
+    write_rows(tmp_path, 60)
+    write_rows(tmp_path, 20, mode="a")  # equal prompts: each keeps its own samples
+    engine = FakeEngine(width=choose.randint(1, 9), before=lambda _: time.sleep(choose.choice([0, 0, 0.002])))
+    run(make_job(tmp_path, generation__n=4, output__shard_rows=choose.randint(1, 50)), models=FakeModels(engine))
+    rows = read_output(tmp_path / "out")
+    assert [row["nested"]["list"][0] for row in rows] == [*range(60), *range(20)]
+    assert all(row["completion"] is None or len(row["completion"]) == 4 for row in rows)
+    assert rows[0]["completion"] != rows[60]["completion"]
+
+
+def test_metrics_for_prometheus(tmp_path: Path) -> None:
+    write_rows(tmp_path, 10)
+    run(make_job(tmp_path, run__metrics_file="metrics/job.prom", name='a "b"'), models=FakeModels())
+    lines = (tmp_path / "metrics" / "job.prom").read_text().splitlines()
+    assert r'batchgen_rows_done{job="a \"b\""} 10' in lines
+    assert r'batchgen_running{job="a \"b\""} 0' in lines
+    assert any(line.startswith(r'batchgen_tokens{job="a \"b\"",kind="output"} ') for line in lines)
+    assert all(line.startswith("#") or len(line.rsplit(" ", 1)) == 2 for line in lines)
+
+
+def test_the_jobs_own_deadline_counts_without_a_command_line(tmp_path: Path) -> None:
+    write_rows(tmp_path, 400)
+    report = run(make_job(tmp_path, run__deadline="0.5s"), models=FakeModels(FakeEngine(seconds=0.05)))
+    assert (report.exit_code, report.stopped) == (4, "deadline")
 
 
 def test_two_runs_in_one_process(tmp_path: Path) -> None:

@@ -1,0 +1,63 @@
+"""The run's figures as a text file that a Prometheus node exporter picks up.
+
+Knows the exposition format; the file is replaced as a whole, so that no scrape sees half of it.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from .files import write_aside
+from .progress import Snapshot
+
+_HELP = {
+    "rows_done": "Rows of this run that have an outcome",
+    "rows": "Rows this run set out to generate",
+    "tokens": "Tokens of this run by kind",
+    "rows_per_second": "Mean over this run",
+    "prompt_tokens_per_second": "Mean over this run, reused tokens included",
+    "output_tokens_per_second": "Mean over this run",
+    "reuse": "Share of prompt tokens that were not computed again",
+    "kv_use": "Share of KV blocks in use",
+    "running": "1 while the run goes on",
+}
+
+
+class MetricsFile:
+    """A display that writes `path` every few seconds."""
+
+    seconds = 10.0
+
+    def __init__(self, path: Path, job: str) -> None:
+        self._path = path
+        self._job = job.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+        self._last: Snapshot | None = None
+
+    def show(self, snapshot: Snapshot) -> None:
+        self._last = snapshot
+        self._write(snapshot, running=1)
+
+    def close(self) -> None:
+        if self._last is not None:
+            self._write(self._last, running=0)
+
+    def _write(self, snapshot: Snapshot, running: int) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with write_aside(self._path) as file:
+            file.write("".join(self._lines(snapshot, running)).encode())
+
+    def _lines(self, snapshot: Snapshot, running: int) -> Iterator[str]:
+        kinds = {
+            "computed": snapshot.computed_tokens,
+            "reused": snapshot.reused_tokens,
+            "output": snapshot.output_tokens,
+        }
+        plain = {"rows_done": snapshot.rows_done, "rows": snapshot.rows_total, "running": running, **snapshot.rates}
+        for name, text in _HELP.items():
+            yield f"# HELP batchgen_{name} {text}\n# TYPE batchgen_{name} gauge\n"
+            if name == "tokens":
+                yield from (self._sample(name, value, f',kind="{kind}"') for kind, value in kinds.items())
+            else:
+                yield self._sample(name, plain[name])
+
+    def _sample(self, name: str, value: float, labels: str = "") -> str:
+        return f'batchgen_{name}{{job="{self._job}"{labels}}} {value:.10g}\n'
