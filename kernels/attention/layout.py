@@ -3,6 +3,7 @@
 Knows positions, blocks, masks and padding, in NumPy on the host; knows no tensors and does no attention.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,9 +13,8 @@ from numpy.typing import NDArray
 from . import AttentionItems, Ints
 
 QUERY_TILE = 256  # queries of one tile at most
-KEY_TILE = 1024  # keys of one tile at most, before the score budget
-SCORE_BUDGET = 1_200_000  # scores of one batch: 5 MB in float32
-KEY_BUDGET = 1_000_000  # elements of gathered keys in one batch: 4 MB in float32
+SCORE_BUDGET = 2_000_000  # scores of one batch: 8 MB in float32
+KEY_BUDGET = 2_000_000  # elements of gathered keys in one batch: 8 MB in float32
 MAX_CLASSES = 64  # distinct tile shapes that the search for batches looks at
 BATCH_COST = 100.0  # what one more batch costs, in the unit of `_tile_cost`: microseconds
 FLOP_PER_UNIT = 200_000.0
@@ -31,12 +31,16 @@ class Geometry:
     block_size: int  # B
     window: int | None
 
-    def tile_shape(self) -> tuple[int, int]:
-        """Most queries and keys of a tile, so that its scores fit the budget. A function of shapes alone."""
-        queries, keys = QUERY_TILE, KEY_TILE
-        while queries * keys * self.num_heads > SCORE_BUDGET and keys > self.block_size:
-            queries, keys = (queries, keys // 2) if keys > 2 * queries or queries == 1 else (queries // 2, keys)
-        return queries, max(self.block_size, keys // self.block_size * self.block_size)
+    def most_queries(self) -> int:
+        """Queries of a tile at most: so that twice as many keys fit the budget of scores."""
+        return min(QUERY_TILE, max(1, math.isqrt(SCORE_BUDGET // (2 * self.num_heads))))
+
+    def most_blocks(self, num_queries: Ints) -> Ints:
+        """Blocks of a tile with so many queries at most, so that its scores and its keys fit their budgets."""
+        by_scores = SCORE_BUDGET // (num_queries * self.num_heads)
+        keys: Ints = np.minimum(by_scores, KEY_BUDGET // (self.num_kv_heads * self.head_dim))
+        blocks: Ints = np.maximum(keys // self.block_size, 1)
+        return blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +86,15 @@ def make_batches(items: AttentionItems, geometry: Geometry) -> list[TileBatch]:
 
 def cut_tiles(items: AttentionItems, geometry: Geometry) -> Tiles:
     """All tiles in which at least one query sees at least one key."""
-    max_queries, max_keys = geometry.tile_shape()
-    item, first_query, num_queries = _split(np.diff(items.query_offset), max_queries)
+    item, first_query, num_queries = _split(np.diff(items.query_offset), geometry.most_queries())
     low, high = _visible_keys(items, geometry, item, first_query, num_queries)
     first_block = low // geometry.block_size
     seen_blocks = np.where(high > low, -(-high // geometry.block_size) - first_block, 0)
-    rows, offset, num_blocks = _split(seen_blocks, max_keys // geometry.block_size)
+    rows, offset, num_blocks = _split(seen_blocks, geometry.most_blocks(num_queries))
     return Tiles(item[rows], first_query[rows], num_queries[rows], first_block[rows] + offset, num_blocks)
 
 
-def _split(sizes: Ints, most: int) -> tuple[Ints, Ints, Ints]:
+def _split(sizes: Ints, most: Ints | int) -> tuple[Ints, Ints, Ints]:
     """Cuts each size into equal parts of at most `most`: owner, beginning and size of every part."""
     parts = -(-sizes // most)
     owner = np.repeat(np.arange(len(sizes)), parts)

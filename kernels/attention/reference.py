@@ -48,6 +48,14 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
+class Partials:
+    """Normalised partial results of a layer and the log-sum-exp each was normalised by."""
+
+    outputs: Tensor  # [rows, g, D] dtype of query
+    weights: Tensor  # [rows, g] float32
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionPlan:
     """The items of a step and the layouts made of them, one per geometry, when a layer first asks."""
 
@@ -76,46 +84,39 @@ def attention(query: Tensor, key_pages: Tensor, value_pages: Tensor, plan: Atten
     geometry = Geometry(num_heads, num_kv_heads, head_dim, plan.block_size, masking.window)
     layout = plan.layout(geometry, num_blocks)
     group = num_heads // num_kv_heads
-    rows = query.reshape(num_tokens, num_kv_heads, group * head_dim).transpose(0, 1)
     folds = query.dtype == torch.float32 or math.frexp(masking.scale)[0] == 0.5
+    rows = query.reshape(num_tokens, num_kv_heads, group * head_dim).transpose(0, 1)
     rows = (rows * masking.scale if folds else rows).reshape(num_kv_heads * num_tokens, group * head_dim)
-    scale = 1.0 if folds else masking.scale
-    outputs = torch.empty(layout.num_rows, group, head_dim, dtype=query.dtype, device=query.device)
-    weights = torch.empty(layout.num_rows, group, device=query.device)
+    rest = Masking(1.0 if folds else masking.scale, masking.window, masking.softcap)
+    partials = Partials(
+        torch.empty(layout.num_rows, group, head_dim, dtype=query.dtype, device=query.device),
+        torch.empty(layout.num_rows, group, device=query.device),
+    )
     for batch in layout.batches:
-        _attend(rows, key_pages, value_pages, batch, scale, masking.softcap, outputs, weights)
-    return _merge(outputs, weights, layout.merges, query)
+        _attend(rows, key_pages, value_pages, batch, rest, partials)
+    return _merge(partials, layout.merges, query)
 
 
 def _attend(
-    rows: Tensor,
-    key_pages: Tensor,
-    value_pages: Tensor,
-    batch: Batch,
-    scale: float,
-    softcap: float | None,
-    outputs: Tensor,
-    weights: Tensor,
+    rows: Tensor, key_pages: Tensor, value_pages: Tensor, batch: Batch, masking: Masking, partials: Partials
 ) -> None:
-    """Writes the normalised partial results of one batch and their log-sum-exps."""
+    """Writes the partial results of one batch."""
     num_heads, head_dim = key_pages.shape[0], key_pages.shape[-1]
     num_tiles, num_queries, num_keys = batch.shape
     mine = slice(batch.first_row, batch.first_row + num_heads * num_tiles * num_queries)
     query = rows.index_select(0, batch.queries).view(num_heads * num_tiles, -1, head_dim)
-    keys = _gather(key_pages, batch, query.dtype)
-    scores = _scores(query, keys.transpose(1, 2))
-    if scale != 1.0:
-        scores *= scale
-    if softcap is not None:
-        scores.div_(softcap).tanh_().mul_(softcap)
+    scores = _scores(query, _gather(key_pages, batch, query.dtype).transpose(1, 2))
+    if masking.scale != 1.0:
+        scores *= masking.scale
+    if masking.softcap is not None:
+        scores.div_(masking.softcap).tanh_().mul_(masking.softcap)
     if batch.bias is not None:
         scores.view(num_heads, num_tiles, num_queries, -1, num_keys).add_(batch.bias)
     largest = scores.amax(-1)
-    torch.softmax(scores, -1, out=scores)
-    weights[mine] = (largest - scores.amax(-1).log_()).view(-1, weights.shape[1])
-    values = _gather(value_pages, batch, query.dtype)
-    out = outputs[mine].view(num_heads * num_tiles, -1, head_dim)
-    torch.bmm(scores.to(query.dtype), values, out=out)
+    torch.softmax(scores, -1, out=scores)  # its largest entry is 1 / sum of exp(score - largest)
+    partials.weights[mine] = (largest - scores.amax(-1).log_()).view(-1, partials.weights.shape[1])
+    out = partials.outputs[mine].view(num_heads * num_tiles, -1, head_dim)
+    torch.bmm(scores.to(query.dtype), _gather(value_pages, batch, query.dtype), out=out)
 
 
 def _gather(pages: Tensor, batch: Batch, dtype: torch.dtype) -> Tensor:
@@ -139,8 +140,8 @@ def _scores(query: Tensor, keys: Tensor) -> Tensor:
     return rounded.float().add_(rest)
 
 
-def _merge(outputs: Tensor, weights: Tensor, merges: tuple[Merge, ...], query: Tensor) -> Tensor:
-    parts = [_merge_one(outputs, weights, merge, query) for merge in merges]
+def _merge(partials: Partials, merges: tuple[Merge, ...], query: Tensor) -> Tensor:
+    parts = [_merge_one(partials, merge, query) for merge in merges]
     if len(parts) == 1:
         return parts[0]
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -149,14 +150,17 @@ def _merge(outputs: Tensor, weights: Tensor, merges: tuple[Merge, ...], query: T
     return out
 
 
-def _merge_one(outputs: Tensor, weights: Tensor, merge: Merge, query: Tensor) -> Tensor:
+def _merge_one(partials: Partials, merge: Merge, query: Tensor) -> Tensor:
+    """[t, Q, D]: partial results weighed by their share of the whole sum."""
     shape = (len(merge.queries), *query.shape[1:])
-    if len(merge.partials) == 1:
-        return outputs.index_select(0, merge.partials[0]).view(shape)
-    shares = torch.softmax(torch.stack([weights.index_select(0, rows) for rows in merge.partials]), 0).unsqueeze(-1)
-    merged = outputs.index_select(0, merge.partials[0]) * shares[0]
-    for rows, share in zip(merge.partials[1:], shares[1:], strict=True):
-        merged.addcmul_(outputs.index_select(0, rows).float(), share)
+    parts = [partials.outputs.index_select(0, rows) for rows in merge.partials]
+    if len(parts) == 1:
+        return parts[0].view(shape)
+    sums = torch.stack([partials.weights.index_select(0, rows) for rows in merge.partials])
+    shares = torch.softmax(sums, 0).unsqueeze(-1)
+    merged = parts[0] * shares[0]
+    for part, share in zip(parts[1:], shares[1:], strict=True):
+        merged.addcmul_(part.float(), share)
     return merged.to(query.dtype).view(shape)
 
 

@@ -102,7 +102,7 @@ def filters(rows: int, **values: list[float]) -> Filters:
     )
 
 
-def _logits(rows: int, vocabulary: int, scale: float = 3.0, ties: bool = False) -> Tensor:
+def some_logits(rows: int, vocabulary: int, scale: float = 3.0, ties: bool = False) -> Tensor:
     """Logits with the last tenth masked out; with ties they are rounded until many are equal."""
     logits = normal((rows, vocabulary), torch.float32, rows + vocabulary, scale)
     logits[:, vocabulary - vocabulary // 10 :] = -torch.inf
@@ -113,7 +113,7 @@ def _sample(
     name: str, rows: int, vocabulary: int, scale: float = 3.0, ties: bool = False, **values: list[float]
 ) -> Case:
     def make(dtype: torch.dtype) -> Arguments:
-        return _logits(rows, vocabulary, scale, ties), filters(rows, **values)
+        return some_logits(rows, vocabulary, scale, ties), filters(rows, **values)
 
     return Case(name, make, elements=rows * vocabulary)
 
@@ -126,7 +126,7 @@ def _penalise(name: str, rows: int, vocabulary: int, entries: int) -> Case:
         penalties = Penalties(
             chosen // vocabulary, chosen % vocabulary, counts, repetition, presence - 1, (frequency - 1) / 2
         )
-        return _logits(rows, vocabulary), penalties
+        return some_logits(rows, vocabulary), penalties
 
     return Case(name, make, elements=2 * rows * vocabulary)
 
@@ -134,13 +134,13 @@ def _penalise(name: str, rows: int, vocabulary: int, entries: int) -> Case:
 def _logprobs(name: str, rows: int, vocabulary: int, top: int, ties: bool = False) -> Case:
     def make(dtype: torch.dtype) -> Arguments:
         tokens = torch.randint(0, vocabulary - vocabulary // 10, (rows,), generator=generator(3))
-        return _logits(rows, vocabulary, ties=ties), tokens, top
+        return some_logits(rows, vocabulary, ties=ties), tokens, top
 
     return Case(name, make, elements=rows * vocabulary)
 
 
 def _broken(dtype: torch.dtype) -> Arguments:
-    logits = _logits(7, 501)
+    logits = some_logits(7, 501)
     logits[1, 300], logits[2, 0], logits[3, 500] = torch.nan, torch.inf, -torch.inf
     logits[4], logits[5], logits[6, 1:] = torch.nan, -torch.inf, -torch.inf
     return (logits,)

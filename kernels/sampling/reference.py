@@ -71,7 +71,7 @@ def _by_rows(
     size = _rows_within(elements, logits.shape[1])
     for start in range(0, len(numbers), size):
         rows = numbers[start : start + size]
-        out[rows] = draw(_rows(logits, rows), _take(filters, rows))
+        out[rows] = draw(_rows(logits, rows), take_rows(filters, rows))
 
 
 def _rows(logits: Tensor, rows: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ def _rows_within(elements: int, vocabulary: int) -> int:
     return max(1, elements // vocabulary)
 
 
-def _take(filters: Filters, rows: Tensor) -> Filters:
+def take_rows(filters: Filters, rows: Tensor) -> Filters:
     fields = (filters.temperature, filters.top_k, filters.top_p, filters.min_p, filters.noise_keys)
     return Filters(*(field.index_select(0, rows) for field in fields))
 
@@ -111,7 +111,7 @@ def _draw_filtered(logits: Tensor, filters: Filters) -> Tensor:
         rows = (~covered).nonzero().squeeze(1)
         if not len(rows):
             break
-        left, scaled, probabilities, filters = left[rows], scaled[rows], probabilities[rows], _take(filters, rows)
+        left, scaled, probabilities, filters = left[rows], scaled[rows], probabilities[rows], take_rows(filters, rows)
     return out
 
 

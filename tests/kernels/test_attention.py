@@ -56,7 +56,7 @@ shapes = st.builds(
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits so low that short sequences are cut into many tiles."""
-    for name, value in {"QUERY_TILE": 4, "KEY_TILE": 32, "SCORE_BUDGET": 900, "KEY_BUDGET": 2000}.items():
+    for name, value in {"QUERY_TILE": 4, "SCORE_BUDGET": 900, "KEY_BUDGET": 2000}.items():
         monkeypatch.setattr(layout, name, value)
 
 
@@ -159,6 +159,19 @@ def test_low_precision_scores_keep_their_digits() -> None:
     query, keys, values, items, masking = cases.make(step, shape, torch.bfloat16)
     steep = (query * 8, keys, values, items, replace(masking, scale=1.0))
     assert error(cases.run(CPU, *steep)[0], cases.expected(*steep)[0]) <= cases.OP.tolerance[torch.bfloat16]
+
+
+def test_a_broken_row_leaves_its_neighbours_alone() -> None:
+    """NaN in a row's query and own keys: every other row of the step is what it was, bit for bit."""
+    query, keys, values, items, masking = cases.make(cases.decode_shared(96, 30), Shape(), torch.float32)
+    whole = cases.run(CPU, query, keys, values, items, masking)[0]
+    query[7] = torch.nan
+    for pages in (keys, values):
+        pages.view(pages.shape[0], -1, pages.shape[-1])[:, cases.key_slots(items, 7, keys.shape[2])] = torch.nan
+    broken = cases.run(CPU, query, keys, values, items, masking)[0]
+    assert broken[7].isnan().all()
+    others = torch.arange(len(query)) != 7
+    assert torch.equal(broken[others], whole[others])
 
 
 MUTATIONS = {

@@ -104,7 +104,7 @@ def test_survivors_beyond_the_first_ranks_are_found() -> None:
 
 def pool(rows: int = 24, vocabulary: int = 3000) -> tuple[Tensor, Filters]:
     """Rows of all kinds: greedy, filtered by each filter and by all, free, flat, tied, broken."""
-    logits = cases._logits(rows, vocabulary)
+    logits = cases.some_logits(rows, vocabulary)
     logits[3::8] = (logits[3::8] * 4).round() / 4
     logits[5] = 0.0
     logits[7, 11], logits[15] = torch.nan, -torch.inf
@@ -136,7 +136,7 @@ def test_a_row_does_not_depend_on_its_company(op: str, chosen: list[int], small:
         if small:
             patch.setattr(reference, "SCRATCH_ELEMENTS", 2 * POOL.shape[1])
             patch.setattr(reference, "NOISE_ELEMENTS", POOL.shape[1])
-        results = OPS[op](POOL[rows], reference._take(FILTERS, rows))
+        results = OPS[op](POOL[rows], reference.take_rows(FILTERS, rows))
     for result, whole in zip(results, everyone, strict=True):
         assert torch.equal(result.nan_to_num(nan=7.0), whole[rows].nan_to_num(nan=7.0))
 
@@ -149,7 +149,7 @@ def test_broken_rows_give_some_id() -> None:
 
 def test_logits_of_fewer_bits_draw_the_same_with_and_without_neutral_filters() -> None:
     """A filter that lets all pass changes no draw: both paths use the same noise."""
-    logits = cases._logits(40, 2000)
+    logits = cases.some_logits(40, 2000)
     free = CPU.sample(logits, cases.filters(40))
     for values in ({"top_k": [10**9]}, {"top_p": [1 - 1e-7]}, {"min_p": [1e-30]}):
         assert torch.equal(CPU.sample(logits, cases.filters(40, **values)), free)
