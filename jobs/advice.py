@@ -43,7 +43,7 @@ def _late_text(prompt: PromptSettings) -> Iterator[str]:
 
 
 def _early_column(prompt: PromptSettings, distinct: Mapping[str, float]) -> Iterator[str]:
-    names = list(dict.fromkeys(name for name, _ in template_parts(prompt) if name in distinct))
+    names = list(dict.fromkeys(name for name, _ in template_parts(prompt) if name is not None and name in distinct))
     for early, late in pairwise(names):
         if distinct[early] > 0.9 and distinct[late] < 0.5:
             yield f"{early!r} differs in nearly every row and stands before {late!r}, which repeats; swap them to share"

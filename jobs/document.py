@@ -34,7 +34,7 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str):
                 raise yaml.MarkedYAMLError(problem=f"a key must be text, got {key!r}", problem_mark=key_node.start_mark)
             if key in seen:
@@ -61,9 +61,9 @@ def parse_yaml(text: str) -> Any:
     """The value of a YAML text, in the types of YAML 1.2. Raises yaml.YAMLError."""
     loader = _Loader(text)
     try:
-        return loader.get_single_data()  # type: ignore[no-untyped-call]
+        return loader.get_single_data()
     finally:
-        loader.dispose()  # type: ignore[no-untyped-call]
+        loader.dispose()
 
 
 def read_document(path: Path) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def _parse_assignment(text: str) -> tuple[str, Any]:
 
 def override(document: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of the document with dotted keys replaced; list items are named by their number."""
-    result = _copy(document)
+    result: dict[str, Any] = _copy(document)
     for dotted, value in overrides.items():
         _assign(result, dotted.split("."), value, dotted)
     return result

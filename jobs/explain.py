@@ -4,8 +4,8 @@ Knows the form of the message and the wording of each kind of error, not the set
 """
 
 import difflib
+import json
 import re
-import types
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -88,11 +88,7 @@ def _plain(item: Mapping[str, Any]) -> str:
 
 
 def _short(value: Any) -> str:
-    text = (
-        repr(value)
-        if not isinstance(value, bool) and value is not None
-        else {True: "true", False: "false"}.get(value, "null")
-    )
+    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -122,10 +118,6 @@ def _step(model: type[BaseModel], key: Any) -> list[type[BaseModel]]:
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if (
-        isinstance(annotation, type)
-        and not isinstance(annotation, types.GenericAlias)
-        and issubclass(annotation, BaseModel)
-    ):
+    if typing.get_origin(annotation) is None and isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for inner in typing.get_args(annotation) for model in _models_in(inner)]

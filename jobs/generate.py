@@ -141,7 +141,7 @@ def make_renderer(job: Job, models: Models, sampling: Sampling, tokenizer: Any, 
     return Renderer(
         job.prompt,
         sampling,
-        job.generation.per_row,
+        {str(key): column for key, column in job.generation.per_row.items()},
         tokenizer,
         models.context_length(job),
         date,

@@ -73,7 +73,7 @@ class Lock:
         write_json(self._path, {**self._record, "heartbeat": time.time()})
 
     def _is_ours(self) -> bool:
-        return (read_holder(self._path) or {}).get("token") == self._record["token"]
+        return bool((read_holder(self._path) or {}).get("token") == self._record["token"])
 
 
 def read_holder(path: Path) -> dict[str, Any] | None:
