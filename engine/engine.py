@@ -12,7 +12,7 @@ from typing import Any
 from .. import kernels as op_tables
 from ..kernels import Kernels
 from .blocks import BlockPool, BlockTree, UnsharedBlocks
-from .checkpoint import ModelError, open_checkpoint
+from .checkpoint import Checkpoint, ModelError, open_checkpoint
 from .config import EngineSettings
 from .decoder import Decoder, load_decoder
 from .intake import Intake
@@ -51,11 +51,12 @@ class Engine:
     """A loaded model with its KV memory. One `run` at a time; runs share nothing but the weights."""
 
     def __init__(
-        self, model: Decoder, tokenizer: Tokenizer, eos_ids: frozenset[int], ops: Kernels, settings: EngineSettings
+        self, model: Decoder, checkpoint: Checkpoint, tokenizer: Tokenizer, ops: Kernels, settings: EngineSettings
     ) -> None:
         device = model.device
         self.model = model
         self.tokenizer = tokenizer
+        self.generation_config = checkpoint.generation_config
         self.settings = settings
         self.device = device
         self.statistics = Statistics()
@@ -66,10 +67,23 @@ class Engine:
             raise ModelError(f"engine.memory: {settings.memory} holds no KV block of {block_bytes} bytes; raise it")
         pages = KVPages(shape, self._num_blocks, settings.block_size, device)
         vocabulary = min(tokenizer.size, model.spec.vocab_size)
-        self.bounds = RowBounds(model, vocabulary, self._num_blocks * settings.block_size, eos_ids | tokenizer.eos_ids)
+        self.bounds = RowBounds(
+            model, vocabulary, self._num_blocks * settings.block_size, checkpoint.eos_ids | tokenizer.eos_ids
+        )
         self._runner = Runner(model, ops, pages, Sampler(ops, vocabulary), device)
         self._running = False
+        self._interrupted = False
         self._interrupted = threading.Event()
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """The end tokens of model and tokenizer."""
+        return self.bounds.eos_ids
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that a prompt and its answer share."""
+        return self.bounds.context_length
 
     @classmethod
     def load(
@@ -100,7 +114,7 @@ class Engine:
             )
         model = load_decoder(checkpoint, number_format, device, ops)
         text = load_tokenizer(tokenizer or path, None if tokenizer else revision)
-        return cls(model, text, checkpoint.eos_ids, ops, chosen)
+        return cls(model, checkpoint, text, ops, chosen)
 
     def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
         """Generates every request and yields each completion when it ends.
@@ -115,6 +129,13 @@ class Engine:
         """Ends the run under way after its present step; rows without an outcome get none. For any thread."""
         self._interrupted.set()
 
+    def interrupt(self) -> None:
+        """Ends the run that goes on, or the next one, after its step: without the answers that are not finished.
+
+        May be called from another thread or a signal handler.
+        """
+        self._interrupted = True
+
     def _generate(self, requests: Iterator[Request]) -> Iterator[Completion]:
         if self._running:
             raise RuntimeError("this engine is in the middle of another run; finish or close that one first")
@@ -123,7 +144,7 @@ class Engine:
             self.statistics = Statistics(kv_blocks_total=self._num_blocks)
             yield from self._steps(Intake(requests, self.bounds, self.tokenizer.decode, deque(), self.statistics))
         finally:
-            self._running = False
+            self._running = self._interrupted = False
             self._interrupted.clear()
 
     def _steps(self, intake: Intake) -> Iterator[Completion]:

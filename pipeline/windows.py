@@ -22,7 +22,7 @@ class WindowBudget:
 
     rows: int = 1_000_000
     tokens: int = 1 << 28  # 1 GiB on disk
-    patience: float = 30.0
+    patience: float = 2.0
 
 
 def plan_windows(

@@ -360,3 +360,13 @@ def test_bfloat16_changes_few_tokens(models):
     together = answers_of(engine, requests)
     single = [answers_of(engine, [request])[0] for request in requests]
     assert sum(a != b for a, b in zip(together, single, strict=True)) <= len(requests) // 4
+
+
+def test_an_interrupted_run_ends_after_its_step_and_the_next_one_is_whole(models):
+    folder, expected = models("llama3")
+    engine = load(folder, max_sequences=2)
+    run = engine.run(greedy_requests())
+    next(run)
+    engine.interrupt()
+    assert len(list(run)) < len(expected) - 1
+    assert answers_of(engine, greedy_requests()) == expected
