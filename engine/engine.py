@@ -72,7 +72,6 @@ class Engine:
         )
         self._runner = Runner(model, ops, pages, Sampler(ops, vocabulary), device)
         self._running = False
-        self._interrupted = False
         self._interrupted = threading.Event()
 
     @property
@@ -126,15 +125,11 @@ class Engine:
         return self._generate(iter(in_plan_order(requests) if isinstance(requests, Sized) else requests))
 
     def interrupt(self) -> None:
-        """Ends the run under way after its present step; rows without an outcome get none. For any thread."""
-        self._interrupted.set()
-
-    def interrupt(self) -> None:
         """Ends the run that goes on, or the next one, after its step: without the answers that are not finished.
 
         May be called from another thread or a signal handler.
         """
-        self._interrupted = True
+        self._interrupted.set()
 
     def _generate(self, requests: Iterator[Request]) -> Iterator[Completion]:
         if self._running:
@@ -144,7 +139,7 @@ class Engine:
             self.statistics = Statistics(kv_blocks_total=self._num_blocks)
             yield from self._steps(Intake(requests, self.bounds, self.tokenizer.decode, deque(), self.statistics))
         finally:
-            self._running = self._interrupted = False
+            self._running = False
             self._interrupted.clear()
 
     def _steps(self, intake: Intake) -> Iterator[Completion]:
