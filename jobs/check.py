@@ -41,7 +41,11 @@ def check_job(job: Job, models: Models | None = None) -> list[str]:
 
 
 def check_files(job: Job) -> None:
-    """Local files that the job names must be there."""
+    """Local files that the job names must be there, and the output must not become input of the next run."""
+    for path in job.input.paths:
+        place = (job.base / path).resolve()
+        if place.is_dir() and job.output_path.resolve().is_relative_to(place):
+            raise UsageError(f"{job.source}: output.path: lies inside the input directory {path}; choose another place")
     for key in ("path", "tokenizer", "chat_template"):
         value = getattr(job.model, key)
         if value is None or not (key == "chat_template" or is_local(value, job.base)):

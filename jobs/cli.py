@@ -156,6 +156,9 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
         return int(result or 0)
     except (click.Abort, KeyboardInterrupt):
         return _fail("interrupted", 130, state)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return 2
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "batchgen"
         return _fail(f"{command}: {error.format_message()} (see {command} --help)", 2, state)

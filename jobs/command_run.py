@@ -8,7 +8,6 @@ import sys
 
 import click
 
-from .check import check_files
 from .errors import UsageError
 from .job import Job
 from .models import Models
@@ -32,7 +31,6 @@ def run_command(
 ) -> int:
     """Runs the job and returns the exit code."""
     options = RunOptions(fresh=fresh, retry=_retry(retry), quiet=quiet, log_format=log_format)
-    check_files(job)
     if fresh and not yes:
         _ask_before_fresh(job)
     if limit is not None:

@@ -51,7 +51,6 @@ class Generation:
         self.encoder = ResultEncoder(self.engine.tokenizer, self.sampling, self.engine.bounds.eos_ids, prefix)
         self._schema = journal_schema(self.encoder.results)
         self._prefix = prefix
-        self.rows_done = 0
         self._last_error: str | None = None
         self._next_log = time.monotonic() + _LOG_SECONDS
 
@@ -75,6 +74,7 @@ class Generation:
             self._journal = stack.enter_context(JournalWriter(self._output.journal, seconds))
             for display in displays:
                 stack.enter_context(Progress(self.snapshot, display))
+            stack.callback(self.log_progress)
             for batch in answers(
                 self._source,
                 self.renderer,
@@ -93,20 +93,20 @@ class Generation:
     def _take(self, batch: pa.RecordBatch) -> None:
         codes = codes_of(batch.column(f"{self._prefix}finish_reason"))
         usage = batch.column(f"{self._prefix}usage")
-        tokens = sum(pc.sum(pc.struct_field(usage, name)).as_py() or 0 for name in _TOKENS)
-        self._record(batch.column("position"), codes, batch.columns[1:], tokens)
+        prompt, output = (pc.sum(pc.struct_field(usage, name)).as_py() or 0 for name in _TOKENS)
+        self._record(batch.column("position"), codes, batch.columns[1:])
+        self._meter.finished(len(codes), prompt, output)
         self._note_errors(batch.column(f"{self._prefix}error"))
 
     def _skip(self, skipped: Skipped) -> None:
         nothing = [pa.nulls(1, field.type) for field in self.encoder.results]
-        self._record(pa.array([skipped.position]), np.array([SKIPPED], np.int8), nothing, 0)
+        self._record(pa.array([skipped.position]), np.array([SKIPPED], np.int8), nothing)
+        self._meter.finished(1, 0, 0)
 
-    def _record(self, positions: pa.Array, codes: NDArray[np.int8], columns: list[pa.Array], tokens: int) -> None:
+    def _record(self, positions: pa.Array, codes: NDArray[np.int8], columns: list[pa.Array]) -> None:
         rows = pa.RecordBatch.from_arrays([positions, pa.array(codes), *columns], schema=self._schema)
         self._journal.put(rows)
         self._output.outcomes.record(positions.to_numpy(), codes)
-        self.rows_done += len(codes)
-        self._meter.finished(len(codes), tokens)
 
     def _note_errors(self, errors: pa.Array) -> None:
         if errors.null_count < len(errors):

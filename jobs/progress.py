@@ -70,15 +70,17 @@ class Meter:
     def __init__(self, rows_total: int) -> None:
         self._rows_total = rows_total
         self._rows_done = 0
-        self._tokens_done = 0
+        self._prompt_done = 0
+        self._output_done = 0
         self._began = time.monotonic()
         self._earlier = dict.fromkeys(_COUNTERS, 0)
         self._statistics: Any = None
 
-    def finished(self, rows: int, tokens: int) -> None:
-        """Rows of this run that have an outcome now, and the prompt and output tokens in them."""
+    def finished(self, rows: int, prompt_tokens: int, output_tokens: int) -> None:
+        """Rows of this run that have an outcome now, and the tokens in them."""
         self._rows_done += rows
-        self._tokens_done += tokens
+        self._prompt_done += prompt_tokens
+        self._output_done += output_tokens
 
     def snapshot(self, statistics: Any) -> Snapshot:
         if statistics is not self._statistics:
@@ -99,11 +101,16 @@ class Meter:
         )
 
     def _total(self, tokens: int) -> int:
-        """Tokens of the whole run: those seen, and for rows still open the mean of the finished ones."""
-        if self._rows_done >= self._rows_total:
+        """Tokens of the whole run: those seen, and for rows still open what finished rows lead to expect.
+
+        Long rows end last, so an open row needs at least half of a mean answer beyond what it has.
+        """
+        left = self._rows_total - self._rows_done
+        if left <= 0:
             return tokens
-        mean = self._tokens_done / self._rows_done if self._rows_done else 0.0
-        return max(tokens + 1, round(mean * self._rows_total))
+        done = self._prompt_done + self._output_done
+        mean, mean_output = (count / max(1, self._rows_done) for count in (done, self._output_done))
+        return max(tokens + 1, round(done + left * mean), round(tokens + left * mean_output / 2))
 
     def _add(self, statistics: Any) -> None:
         for name in _COUNTERS:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from batchgen.pipeline.rows import Source
 from batchgen.pipeline.source import open_source
 
-from .check import check_columns, check_model
+from .check import check_columns, check_files, check_model
 from .generate import Generation, describe_sampling
 from .job import Job
 from .models import Models
@@ -42,6 +42,7 @@ def run(job: Job, options: RunOptions | None = None, models: Models | None = Non
     A run that `stop` ends early returns a report that says so; finished rows are kept in every case.
     """
     session = Session(job, options or RunOptions(), models or Models(), stop or Stop(_deadline(job)))
+    check_files(job)
     check_model(job, session.models)
     with open_output(job, session.options.fresh) as output, session.stop.listening():
         try:
@@ -96,6 +97,7 @@ class Session:
     def _generate(self, output: Output, source: Source, todo: NDArray[np.bool_]) -> None:
         output_sink(self.job, source)  # a column the format cannot hold is known before the model is loaded
         self.rows_asked = int(todo.sum())
+        output.log.write("started", rows=self.rows_asked)
         if not self.options.quiet and self.options.log_format == "text":
             print(f"loading {self.job.model.path}", file=sys.stderr, flush=True)
         generation = Generation(self.job, self.models, output, source)

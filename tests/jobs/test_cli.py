@@ -18,6 +18,7 @@ from tiny import tiny_model
 from batchgen.jobs import Job, cli
 from batchgen.jobs.command_run import run_command
 from batchgen.jobs.lock import Lock
+from batchgen.jobs.status import read_status
 from batchgen.jobs.stop import Stop
 
 SUPPORT = str(Path(__file__).parent.parent / "support")
@@ -101,6 +102,7 @@ def wait_for_rows(output: Path) -> None:
         (["check", "job.yaml", "--set", "output.columns=[x]"], "output.columns: the input has no column 'x'"),
         (["check", "job.yaml", "--set", "input.id=x"], "has no column 'x'"),
         (["check", "job.yaml", "--set", "output.path=rows.jsonl"], "is a file"),
+        (["check", "job.yaml", "--set", "input.path=sub", "--set", "output.path=sub/out"], "lies inside the input"),
         (["check", "job.yaml", "--set", "output.path=."], "holds files that batchgen did not write"),
         (["check", "job.yaml", "--set", "generation.max_tokens=512"], "512 leaves no room for a prompt"),
         (["check", "job.yaml", "--set", "generation.max_tokens=256", "--set", "model.path=."], "config.json"),
@@ -116,6 +118,7 @@ def test_bad_usage_is_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path, 3)
+    (tmp_path / "sub").mkdir()
     write_job(tmp_path, model__path=str(model))
     code, _, err = invoke(capsys, *arguments)
     assert words in err
@@ -131,6 +134,12 @@ def test_debug_shows_the_traceback(tmp_path: Path, capsys: pytest.CaptureFixture
     assert code == 2
     assert "Traceback" in err
     assert err.splitlines()[-1].endswith("No such file or directory")
+
+
+def test_no_arguments_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = invoke(capsys)
+    assert code == 2
+    assert "Commands:" in err
 
 
 def test_a_check_that_passes(tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -265,6 +274,9 @@ def test_a_signal_ends_cleanly(tmp_path: Path, number: signal.Signals, code: int
     path = write_job(tmp_path, run__checkpoint_seconds=0.1, output__shard_rows=1000)
     process = start_run(0.02, path)
     wait_for_rows(tmp_path / "out")
+    status = read_status(tmp_path / "out")
+    assert (status.state, status.alive, (status.holder or {})["pid"]) == ("running", True, process.pid)
+    assert 0 < status.done < status.rows == 5000
     process.send_signal(number)
     _, err = process.communicate(timeout=30)
     assert process.returncode == code, err

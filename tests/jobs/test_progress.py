@@ -36,7 +36,7 @@ def test_the_total_meets_the_count_at_the_end(rows: list[tuple[int, int, int]]) 
         counters.output_tokens += output
         before = meter.snapshot(counters)
         assert before.tokens < before.tokens_total
-        meter.finished(1, computed + cached + output)
+        meter.finished(1, computed + cached, output)
     end = meter.snapshot(counters)
     assert end.tokens == end.tokens_total == sum(map(sum, rows))
     assert end.rows_done == end.rows_total

@@ -74,7 +74,11 @@ def test_sidecars(tmp_path: Path) -> None:
     assert stored["versions"]["batchgen"]
     assert stored["tokens"]["completion_tokens"] > 0
     assert stored["cost"]["total"] == pytest.approx(stored["times"]["seconds"], abs=1e-3)
-    assert [json.loads(line)["event"] for line in (sidecar / "log.jsonl").read_text().splitlines()] == ["finished"]
+    events = [json.loads(line)["event"] for line in (sidecar / "log.jsonl").read_text().splitlines()]
+    assert events == ["started", "progress", "finished"]
+    status = read_status(tmp_path / "out")
+    assert status.speed["rows_per_second"] > 0
+    assert "null_value: column 'word' is null" in (status.last_error or "")
 
 
 def test_everything_done_loads_no_model(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
@@ -59,6 +60,14 @@ def read_output(output: Path, form: str = "arrow") -> list[dict[str, Any]]:
         files = sorted((output / "data").glob("train-*.parquet"))
         return [row for path in files for row in pq.read_table(path).to_pylist()]
     return [json.loads(line) for line in (output / "data.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def read_quickly(output: Path, form: str) -> list[dict[str, Any]]:
+    """The same rows without the cost of opening a data set; FileNotFoundError when there is none."""
+    if form != "arrow":
+        return read_output(output, form)
+    names = [entry["filename"] for entry in json.loads((output / "state.json").read_text())["_data_files"]]
+    return [row for name in names for row in pa.ipc.open_stream((output / name).read_bytes()).read_all().to_pylist()]
 
 
 def visible(output: Path) -> list[str]:
