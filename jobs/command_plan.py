@@ -77,7 +77,8 @@ class Planner:
 
     def _close(self, window: Window) -> None:
         order, offsets = window.plan.order, window.offsets
-        tokens = np.fromfile(window.path, np.uint32)
+        size = window.path.stat().st_size
+        tokens = np.memmap(window.path, np.uint32, mode="r") if size else np.zeros(0, np.uint32)
         limit = self.context - self.sampling.max_tokens - self.context // 10
         self.statistics.add(tokens, offsets[order], (offsets[1:] - offsets[:-1])[order], window.plan.common, limit)
         window.path.unlink()

@@ -137,7 +137,7 @@ class Output:
         self.journal.clear()
         shutil.rmtree(self.sidecar / "staging", ignore_errors=True)
         (self.sidecar / "commit.json").unlink(missing_ok=True)
-        for path in visible_files(self.path):
+        for path in reversed(visible_files(self.path)):  # what makes an Arrow output a data set goes first
             path.unlink()
 
 

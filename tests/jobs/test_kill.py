@@ -38,6 +38,8 @@ def outcomes(folder: Path, form: str) -> Iterator[tuple[str, Callable[[Job, Fake
     write_rows(folder, 9, start=ROWS, mode="a")
     yield "growth", lambda job, models: run(job, models=models)
     yield "retry", lambda job, models: run(job, RunOptions(retry=parse_retry("length,errors")), models)
+    if form == "arrow":
+        yield "fresh", lambda job, models: run(job, RunOptions(fresh=True), models)
 
 
 @pytest.mark.slow
