@@ -12,12 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from batchgen.pipeline.rows import Source
+from batchgen.engine.request import RowError
+from batchgen.pipeline.result import failed_rows
+from batchgen.pipeline.rows import RowBatch, Source
 
 from .errors import JobError
 from .finals import RowReader
 from .journal import OUTCOME, POSITION, Journal
-from .outcomes import OPEN, SKIPPED, Outcomes
+from .outcomes import ERROR, OPEN, SKIPPED, Outcomes
 
 _PORTION = 4096  # rows joined at once
 _USAGE = ("prompt_tokens", "cached_tokens", "completion_tokens")
@@ -58,13 +60,31 @@ class ShardMaker:
         results = self._results(shard, start, stop)
         kept = self.outcomes.codes[start:stop] != SKIPPED
         done = 0
-        for first, batch in carried.between(start, stop):
-            rows = batch.filter(pa.array(kept[first - start : first - start + batch.num_rows]))
+        for first, batch, errors in carried.between(start, stop):
+            mask = kept[first - start : first - start + batch.num_rows]
+            rows = batch.filter(pa.array(mask))
             if rows.num_rows:
                 answers = results.portion(done, rows.num_rows)
+                answers = self._without_unreadable(answers, first + np.flatnonzero(mask), errors)
                 self._count(answers)
                 yield pa.RecordBatch.from_arrays([*rows.columns, *answers.columns], schema=self.schema)
             done += rows.num_rows
+
+    def _without_unreadable(
+        self, answers: pa.RecordBatch, positions: NDArray[np.int64], errors: dict[int, RowError]
+    ) -> pa.RecordBatch:
+        """Rows whose carried columns cannot be read get that as their outcome: no answer stands beside made-up nulls.
+
+        Damage in a column that no prompt uses shows only here.
+        """
+        places = [place for place, position in enumerate(positions) if int(position) in errors]
+        if not places:
+            return answers
+        self.outcomes.record(positions[places], np.full(len(places), ERROR, np.int8))
+        failed = failed_rows([errors[int(positions[place])] for place in places], self.result_schema)
+        index = np.arange(answers.num_rows)
+        index[places] = answers.num_rows + np.arange(len(places))
+        return pa.concat_batches([answers, failed]).take(pa.array(index))
 
     def _results(self, shard: int, start: int, stop: int) -> "_Chosen":
         """Result rows of a shard by position; a later outcome of a row replaces an earlier one."""
@@ -110,19 +130,16 @@ class _Carried:
 
     def __init__(self, source: Source, columns: list[str]) -> None:
         self._batches = source.batches(0, columns)
-        self._waiting: tuple[int, pa.RecordBatch] | None = None
+        self._waiting: RowBatch | None = None
 
-    def between(self, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """(first position, rows) covering start..stop-1."""
+    def between(self, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch, dict[int, RowError]]]:
+        """(first position, rows, what was wrong by position) covering start..stop-1."""
         while start < stop:
-            if self._waiting is None:
-                batch = next(self._batches)
-                self._waiting = batch.start, batch.columns
-            first, rows = self._waiting
-            part = rows.slice(start - first, min(stop - start, _PORTION))
-            yield start, part
-            start += part.num_rows
-            self._waiting = (first, rows) if start < first + rows.num_rows else None
+            batch = self._waiting or next(self._batches)
+            rows = batch.columns.slice(start - batch.start, min(stop - start, _PORTION))
+            yield start, rows, {batch.start + offset: error for offset, error in batch.errors.items()}
+            start += rows.num_rows
+            self._waiting = batch if start < batch.start + batch.columns.num_rows else None
 
 
 class _Chosen:

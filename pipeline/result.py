@@ -123,6 +123,18 @@ def cut_at_stop(text: str, stops: Sequence[str], include: bool, ignored: int = 0
     return text[: end if include else start]
 
 
+def failed_rows(errors: Sequence[RowError], results: pa.Schema) -> pa.RecordBatch:
+    """Result columns of rows that have no answer, one for each error."""
+    many = pa.types.is_list(results.field(0).type)
+    row = [None, ["error"] if many else "error", dict.fromkeys(_USAGE.names, 0)]
+    columns = [
+        *(pa.array([value] * len(errors), results.field(at).type) for at, value in enumerate(row)),
+        pa.array([_error(error) for error in errors], _ERROR),
+        *(pa.nulls(len(errors), field.type) for field in list(results)[4:]),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=results)
+
+
 def _error(error: RowError | None) -> dict[str, Any] | None:
     if error is None:
         return None

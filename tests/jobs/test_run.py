@@ -537,3 +537,22 @@ def test_job_and_run_are_the_packages_face() -> None:
 
     assert callable(batchgen.jobs.run)
     assert batchgen.jobs.Job is Job
+
+
+def test_damage_in_a_column_no_prompt_uses_is_that_row_s_error(tmp_path: Path) -> None:
+    values = {"word": [f"word {at}" for at in range(30)], "extra": [f"extra {at} {'y' * 50}" for at in range(30)]}
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table(values), path, row_group_size=10, write_page_checksum=True)
+    chunk = pq.read_metadata(path).row_group(1).column(1)
+    content = bytearray(path.read_bytes())
+    content[chunk.data_page_offset - 30] ^= 0xFF  # inside the dictionary page
+    path.write_bytes(content)
+    report = run(make_job(tmp_path, input__path="rows.parquet"), models=FakeModels())
+    rows = read_output(tmp_path / "out")
+    assert len(rows) == 30
+    for at, row in enumerate(rows):
+        assert (row["error"] is None) == (not 10 <= at < 20)
+    assert {row["error"]["code"] for row in rows[10:20]} == {"bad_row"}
+    assert {(row["completion"], row["finish_reason"]) for row in rows[10:20]} == {(None, "error")}
+    assert report.counts["error"] == 10
+    assert run(make_job(tmp_path, input__path="rows.parquet"), models=FakeModels()).counts["error"] == 10
