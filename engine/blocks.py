@@ -61,7 +61,7 @@ class Match:
 
 
 class BlockPool:
-    """The ids 0 .. num_blocks - 1, each free or held. The lowest freed last comes first, so memory in use stays compact."""
+    """The ids 0 .. num_blocks - 1, each free or held. The last one freed is taken first: memory in use stays compact."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -174,9 +174,13 @@ class BlockTree:
 
     def _detach(self, node: BlockNode) -> None:
         assert node.parent is not None
-        del node.parent.below[node.block]
-        if node.parent.children.get(node.tokens) is node:
-            del node.parent.children[node.tokens]
+        siblings, children = node.parent.below, node.parent.children
+        del siblings[node.block]
+        if children.get(node.tokens) is node:
+            del children[node.tokens]
+            equal = next((other for other in siblings.values() if other.tokens == node.tokens), None)
+            if equal is not None:
+                children[node.tokens] = equal
 
 
 class UnsharedBlocks(BlockTree):

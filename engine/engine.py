@@ -15,7 +15,7 @@ from .blocks import BlockPool, BlockTree, UnsharedBlocks
 from .checkpoint import Checkpoint, ModelError, open_checkpoint
 from .config import EngineSettings
 from .decoder import Decoder, load_decoder
-from .intake import Intake
+from .intake import Intake, RowLimits, refusal
 from .kv import KVPages
 from .machine import compute_dtype, kv_cache_bytes, resolve_device, use_granted_cores
 from .plan import plan
@@ -67,9 +67,8 @@ class Engine:
             raise ModelError(f"engine.memory: {settings.memory} holds no KV block of {block_bytes} bytes; raise it")
         pages = KVPages(shape, self._num_blocks, settings.block_size, device)
         vocabulary = min(tokenizer.size, model.spec.vocab_size)
-        self.bounds = RowBounds(
-            model, vocabulary, self._num_blocks * settings.block_size, checkpoint.eos_ids | tokenizer.eos_ids
-        )
+        ends = frozenset(token for token in checkpoint.eos_ids | tokenizer.eos_ids if token < vocabulary)
+        self.bounds = RowBounds(model, vocabulary, self._num_blocks * settings.block_size, ends)
         self._runner = Runner(model, ops, pages, Sampler(ops, vocabulary), device)
         self._running = False
         self._interrupted = threading.Event()
@@ -122,7 +121,7 @@ class Engine:
         taken in its own order, and only as fast as there is room, so it may be endless. Raises RuntimeError when
         another run of this engine is still going on.
         """
-        return self._generate(iter(in_plan_order(requests) if isinstance(requests, Sized) else requests))
+        return self._generate(iter(in_plan_order(requests, self.bounds) if isinstance(requests, Sized) else requests))
 
     def interrupt(self) -> None:
         """Ends the run that goes on, or the next one, after its step: without the answers that are not finished.
@@ -168,10 +167,13 @@ class Engine:
         )
 
 
-def in_plan_order(requests: Iterable[Request]) -> Iterator[Request]:
-    """Depth first through the tree of prompts; refused requests first, they cost nothing."""
-    known = list(requests)
-    yield from (request for request in known if request.error is not None)
-    good = [request for request in known if request.error is None]
+def in_plan_order(requests: Iterable[Request], limits: RowLimits) -> Iterator[Request]:
+    """Depth first through the tree of prompts; what will be refused comes first, it costs nothing."""
+    good = []
+    for request in requests:
+        if request.error is not None or refusal(request, limits) is not None:
+            yield request
+        else:
+            good.append(request)
     for index in plan([request.prompt for request in good]).order:
         yield good[index]

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from .detokenize import Decode
-from .request import Completion, Request, RowError, Usage
+from .request import Completion, Request, RowError, Sampling, Usage
 from .sequence import Sequence, Task
 from .statistics import Statistics
 from .stopping import end_tokens, stop_search
+from .token_counts import NoCounts, PromptAndAnswerCounts
 
 MAX_WAITING = 4096  # outcomes not yet handed out, and duplicates of a row that is being computed
 
@@ -94,6 +95,7 @@ def refusal(request: Request, limits: RowLimits) -> RowError | None:
     """Why the engine cannot take this request, if so."""
     prompt, sampling = request.prompt, request.sampling
     total = len(prompt) + sampling.max_tokens
+    sizes = f"{len(prompt)} prompt tokens + max_tokens {sampling.max_tokens}"
     if not len(prompt):
         return RowError("empty_prompt", "prompt", "the prompt has no tokens")
     worst = next((token for token in prompt if not 0 <= token < limits.vocabulary), None)
@@ -101,11 +103,10 @@ def refusal(request: Request, limits: RowLimits) -> RowError | None:
     if worst is not None:
         return RowError("bad_params", "request", f"token id {worst} is outside 0 .. {limits.vocabulary - 1}")
     if total > limits.context_length:
-        message = f"{len(prompt)} prompt tokens + max_tokens {sampling.max_tokens} exceed the context of {limits.context_length}"
-        return RowError("context_length", "request", message)
+        return RowError("context_length", "request", f"{sizes} exceed the context of {limits.context_length}")
     if total > limits.kv_tokens:
-        message = f"{len(prompt)} prompt tokens + max_tokens {sampling.max_tokens} exceed the KV memory of {limits.kv_tokens} tokens"
-        return RowError("engine", "generate", f"{message}; raise engine.memory", retryable=True)
+        message = f"{sizes} exceed the KV memory of {limits.kv_tokens} tokens; raise engine.memory"
+        return RowError("engine", "generate", message, retryable=True)
     return None
 
 
@@ -122,21 +123,21 @@ def new_task(request: Request, limits: RowLimits) -> Task:
 
 def new_sequences(task: Task, decode: Decode) -> list[Sequence]:
     """One per sample; they share the task's prompt."""
+    sampling = task.request.sampling
     return [
         Sequence(
             task=task,
             sample=sample,
             tokens=list(task.prompt),
-            stops=stop_search(task.request.sampling, decode),
-            counts=dict.fromkeys(task.prompt, 0) if penalised(task.request) else None,
+            stops=stop_search(sampling, decode),
+            counts=PromptAndAnswerCounts(task.prompt, sampling.max_tokens) if penalised(sampling) else NoCounts(),
         )
         for sample in range(len(task.samples))
     ]
 
 
-def penalised(request: Request) -> bool:
-    """Its sampling looks back at the tokens so far."""
-    sampling = request.sampling
+def penalised(sampling: Sampling) -> bool:
+    """It looks back at the tokens so far."""
     return sampling.repetition_penalty != 1 or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
 
 

@@ -62,7 +62,7 @@ def attention_items(feeds: list[Feed], block_size: int) -> AttentionItems:
     own_from = private_depths(shared, len(feeds))
     for index, (feed, depth) in enumerate(zip(feeds, own_from, strict=True)):
         end = feed.start + feed.count
-        blocks = feed.sequence.block_ids()[depth : -(-end // block_size)]
+        blocks = feed.sequence.blocks[depth : -(-end // block_size)]
         builder.add(depth, blocks, end, (offsets[index], offsets[index + 1]))
     positions = [np.arange(feed.start, feed.start + feed.count) for feed in feeds]
     return builder.build(np.concatenate(positions))

@@ -19,6 +19,7 @@ from .sampling import Sampler
 from .sequence import Drawn, Feed, Step
 
 LOGITS_BYTES = 128 * 2**20  # float32 logits held at once
+MAX_FAILURES = 8  # rows that raise one after the other before the run is given up
 
 
 class Model(Protocol):
@@ -30,7 +31,11 @@ class Model(Protocol):
     def logits(self, hidden: Tensor) -> Tensor: ...
 
 
-@dataclass(frozen=True, slots=True)
+class EngineFaultError(RuntimeError):
+    """Row after row raises: the fault is the engine's or the device's, not the rows'."""
+
+
+@dataclass(slots=True)
 class Runner:
     """Executes steps over one set of KV pages."""
 
@@ -39,6 +44,7 @@ class Runner:
     pages: KVPages
     sampler: Sampler
     device: torch.device
+    failures: int = 0  # rows that raised since one last went through
 
     def execute(self, step: Step) -> list[Drawn | None]:
         """One entry per feed: what it drew, or None when it does not sample."""
@@ -63,7 +69,9 @@ class Runner:
         Running a feed again writes the same keys to the same slots, so the others lose nothing.
         """
         try:
-            return self._run(feeds)
+            drawn = self._run(feeds)
+            self.failures = 0
+            return drawn
         except (MemoryError, torch.OutOfMemoryError) as error:
             if len(feeds) == 1:
                 raise MemoryError(
@@ -71,10 +79,18 @@ class Runner:
                 ) from error
         except Exception as error:
             if len(feeds) == 1:
-                fault = RowError("engine", "generate", f"{type(error).__name__}: {error}", retryable=True)
-                return [Drawn(error=fault)]
+                return [Drawn(error=self._row_fault(error))]
         middle = len(feeds) // 2
         return self._isolate(feeds[:middle]) + self._isolate(feeds[middle:])
+
+    def _row_fault(self, error: Exception) -> RowError:
+        self.failures += 1
+        message = f"{type(error).__name__}: {error}"
+        if self.failures >= MAX_FAILURES:
+            raise EngineFaultError(
+                f"the engine failed on {self.failures} rows in a row, last with {message}"
+            ) from error
+        return RowError("engine", "generate", message, retryable=True)
 
     def _batch(self, feeds: list[Feed]) -> Batch:
         items = attention_items(feeds, self.pages.block_size)
@@ -96,9 +112,11 @@ class Runner:
         size = self.pages.block_size
         parts = []
         for feed in feeds:
-            positions = np.arange(feed.start, feed.start + feed.count)
-            blocks = np.array(feed.sequence.block_ids(), dtype=np.int64)
-            parts.append(blocks[positions // size] * size + positions % size)
+            first, end = feed.start // size, -(-(feed.start + feed.count) // size)
+            blocks = np.array(feed.sequence.blocks[first:end], dtype=np.int64)
+            slots = (blocks[:, None] * size + np.arange(size)).ravel()
+            skip = feed.start - first * size
+            parts.append(slots[skip : skip + feed.count])
         return np.concatenate(parts)
 
     def _tensor(self, values: np.ndarray) -> Tensor:

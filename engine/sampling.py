@@ -12,6 +12,7 @@ from torch import Tensor
 from ..kernels import Kernels
 from ..kernels.sampling import Filters, Penalties
 from ..kernels.sampling.noise import noise_key
+from .intake import penalised
 from .request import RowError, TokenLogprob
 from .sequence import Drawn, Sequence
 
@@ -40,12 +41,12 @@ class Sampler:
 
     def _shape(self, sequences: list[Sequence], logits: Tensor) -> Tensor:
         """Penalties, then the end tokens that min_tokens forbids."""
-        if any(sequence.counts is not None for sequence in sequences):
+        if any(penalised(sequence.task.request.sampling) for sequence in sequences):
             logits = self.kernels.penalise(logits, penalties(sequences, logits.device))
         forbidden = [
             (row, token)
             for row, sequence in enumerate(sequences)
-            if sequence.answer_length + 1 < sequence.task.request.sampling.min_tokens
+            if sequence.answer_length < sequence.task.request.sampling.min_tokens
             for token in sequence.task.ends
         ]
         if forbidden:
@@ -93,13 +94,14 @@ def filters(sequences: list[Sequence], device: torch.device) -> Filters:
 
 def penalties(sequences: list[Sequence], device: torch.device) -> Penalties:
     """The token counts of the rows that look back; the others carry neutral factors and no entries."""
-    counts = [sequence.counts or {} for sequence in sequences]
     sampling = [sequence.task.request.sampling for sequence in sequences]
-    lengths = [len(count) for count in counts]
+    tokens = [sequence.counts.tokens() for sequence in sequences]
+    rows = np.repeat(np.arange(len(sequences)), [len(distinct) for distinct in tokens])
+    in_answer = np.concatenate([sequence.counts.in_answer() for sequence in sequences])
     return Penalties(
-        rows=torch.arange(len(sequences), device=device).repeat_interleave(torch.tensor(lengths, device=device)),
-        tokens=torch.tensor([token for count in counts for token in count], dtype=torch.int64, device=device),
-        answer_counts=torch.tensor([n for count in counts for n in count.values()], dtype=torch.float32, device=device),
+        rows=torch.from_numpy(rows).to(device),
+        tokens=torch.from_numpy(np.concatenate(tokens)).to(device),
+        answer_counts=torch.from_numpy(in_answer).to(device),
         repetition=torch.tensor([one.repetition_penalty for one in sampling], dtype=torch.float32, device=device),
         presence=torch.tensor([one.presence_penalty for one in sampling], dtype=torch.float32, device=device),
         frequency=torch.tensor([one.frequency_penalty for one in sampling], dtype=torch.float32, device=device),

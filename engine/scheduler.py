@@ -12,7 +12,7 @@ from .blocks import BlockNode, BlockPool, BlockTree, Match
 from .forecast import Demand, LengthForecast
 from .intake import Intake
 from .request import Completion, RowError, Sample
-from .sequence import Drawn, Feed, Sequence, Step
+from .sequence import NO_MATCH, Drawn, Feed, Sequence, Step
 from .statistics import Statistics
 from .stopping import finish_reason
 
@@ -92,12 +92,14 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Lets sequences in while the step has tokens left for them and the KV memory room."""
-        demand = sum((self._remaining(sequence) for sequence in self._running), Demand())
         pending = sum(sequence.pending for sequence in self._running if not sequence.waits)
+        demand: Demand | None = None
         while len(self._running) < self._max_sequences and pending < self._max_batch_tokens:
             sequence = self._next()
             if sequence is None:
                 return
+            if demand is None:
+                demand = sum((self._remaining(other) for other in self._running), Demand())
             demand += self._remaining(sequence)
             match = self._match(sequence)
             if not self._fits(sequence, match, demand):
@@ -136,7 +138,7 @@ class Scheduler:
         return spare - self._pool.num_blocks // SPARE_SHARE >= demand.reserve
 
     def _make_room(self, sequence: Sequence) -> Match:
-        """Nothing runs, so what the sequence itself does not match can go, the dearest last. Raises EngineStalledError."""
+        """Nothing runs, so what the sequence does not match can go, the dearest last. Raises EngineStalledError."""
         match = self._match(sequence)
         for let_go in (self._unpin_preempted, self._pin_only, self._pin_whole_blocks):
             match = let_go(sequence, match)
@@ -164,6 +166,7 @@ class Scheduler:
         task = sequence.task
         sequence.path = [*match.path, *self._tree.extend(match, task.prompt, task.rope_choice)]
         sequence.tail = self._pool.take(self._blocks(len(sequence.tokens)) - len(sequence.path))
+        sequence.blocks = [node.block for node in sequence.path] + sequence.tail
         sequence.computed = match.length(self._tree.block_size)
         sequence.match = match
         if self._preempted and self._preempted[0] is sequence:
@@ -193,7 +196,7 @@ class Scheduler:
         for sequence in list(self._running):
             while self._blocks(len(sequence.tokens)) > sequence.num_blocks and sequence in self._running:
                 if self._pool.num_free:
-                    sequence.tail += self._pool.take(1)
+                    sequence.add_block(*self._pool.take(1))
                 elif not self._shorten_pin():
                     self._preempt(self._victim())
                     preempted = True
@@ -261,7 +264,8 @@ class Scheduler:
     def _advance(self, feed: Feed) -> None:
         sequence, end, size = feed.sequence, feed.start + feed.count, self._tree.block_size
         sequence.computed = end
-        for index in range(feed.start // size, min(self._blocks(end), len(sequence.path))):
+        first = max(feed.start - 1, 0) // size  # the block before counts too: its last tokens may have been copied
+        for index in range(first, min(self._blocks(end), len(sequence.path))):
             node = sequence.path[index]
             node.filled = max(node.filled, min(end - index * size, len(node.tokens)))
         statistics = self._statistics
@@ -283,8 +287,7 @@ class Scheduler:
         sequence.tokens.append(drawn.token)
         if drawn.logprob is not None:
             sequence.logprobs.append(drawn.logprob)
-        if sequence.counts is not None:
-            sequence.counts[drawn.token] = sequence.counts.get(drawn.token, 0) + 1
+        sequence.counts.add(drawn.token)
         stopped = drawn.token not in task.ends and sequence.stops.push(drawn.token)
         reason = finish_reason(drawn.token, sequence.answer_length, stopped, sampling, task.ends)
         if reason is not None:
@@ -332,7 +335,7 @@ class Scheduler:
         sequence.tail = []
 
     def _let_donor_go(self, sequence: Sequence) -> None:
-        donors, sequence.match = sequence.match.donors, Match()
+        donors, sequence.match = sequence.match.donors, NO_MATCH
         self._tree.release(donors)
 
     def _release_path(self, sequence: Sequence) -> None:

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from .blocks import BlockNode, Match
 from .request import Request, RowError, Sample, TokenLogprob
 from .stopping import StopSearch
+from .token_counts import TokenCounts
+
+NO_MATCH = Match()
 
 
 @dataclass(slots=True, eq=False)
@@ -30,18 +33,19 @@ class Task:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One sample being generated. `tokens` is the prompt and the answer so far; `computed` of them have keys in pages."""
+    """One sample being generated. `tokens` is prompt and answer so far; `computed` of them have keys in pages."""
 
     task: Task
     sample: int
     tokens: list[int]
     stops: StopSearch
-    counts: dict[int, int] | None  # for penalties: token -> times in the answer; prompt tokens stand with 0
+    counts: TokenCounts  # for penalties
     order: int = -1  # of first admission: rows that share a prefix are neighbours in it
     computed: int = 0
     path: list[BlockNode] = field(default_factory=list)  # prompt blocks, shared ones first
     tail: list[int] = field(default_factory=list)  # block ids behind the prompt's
-    match: Match = Match()  # what its start was matched with, until its first feed
+    blocks: list[int] = field(default_factory=list)  # ids of path and tail while it runs
+    match: Match = NO_MATCH  # what its start was matched with, until its first feed
     logprobs: list[TokenLogprob] = field(default_factory=list)
     computed_before: int = 0  # tokens computed before a preemption: below it work is repeated
 
@@ -72,8 +76,10 @@ class Sequence:
         """Every tree node it has a reference on."""
         return (*self.path, *self.match.donors)
 
-    def block_ids(self) -> list[int]:
-        return [node.block for node in self.path] + self.tail
+    def add_block(self, block: int) -> None:
+        """Room behind its tokens so far."""
+        self.tail.append(block)
+        self.blocks.append(block)
 
 
 @dataclass(frozen=True, slots=True)

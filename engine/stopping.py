@@ -24,7 +24,7 @@ class NoStops:
 
 
 class StopStrings:
-    """Finds the first stop string in the text of an answer, however its tokens cut it."""
+    """Says for every token whether a stop string ends in the text it completes, however tokens cut that text."""
 
     def __init__(self, stops: Sequence[str], decode: Decode) -> None:
         self._stops = stops
@@ -36,9 +36,9 @@ class StopStrings:
         piece = self._text.push(token)
         if not piece:
             return False
-        window = self._end + piece
+        window, old = self._end + piece, len(self._end)
         self._end = window[-self._keep :] if self._keep else ""
-        return any(stop in window for stop in self._stops)
+        return any(window.find(stop, max(0, old - len(stop) + 1)) >= 0 for stop in self._stops)
 
 
 def stop_search(sampling: Sampling, decode: Decode) -> StopSearch:
@@ -54,7 +54,7 @@ def end_tokens(sampling: Sampling, eos_ids: frozenset[int]) -> frozenset[int]:
 def finish_reason(
     token: int, answer_length: int, stopped_by_text: bool, sampling: Sampling, ends: frozenset[int]
 ) -> FinishReason | None:
-    """Why the answer ends with its newest token, or None. Nothing but the limit ends it before min_tokens."""
-    if answer_length >= sampling.min_tokens and (token in ends or stopped_by_text):
+    """Why the answer ends with its newest token, or None. Its first min_tokens tokens never end it."""
+    if answer_length > sampling.min_tokens and (token in ends or stopped_by_text):
         return "stop"
     return "length" if answer_length >= sampling.max_tokens else None

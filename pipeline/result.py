@@ -97,7 +97,7 @@ class ResultEncoder:
 def answer_text(sample: Sample, sampling: Sampling, eos_ids: frozenset[int], tokenizer: ResultTokenizer) -> str:
     """The text of an answer: without the token that ended it, cut at the stop string that is complete first.
 
-    A stop string that is complete before `min_tokens` does not end the answer and is not looked for.
+    A stop string that is complete within the first `min_tokens` tokens does not end the answer and is not looked for.
     """
     tokens = sample.tokens
     ends = set(sampling.stop_token_ids) if sampling.ignore_eos else eos_ids.union(sampling.stop_token_ids)
@@ -106,7 +106,7 @@ def answer_text(sample: Sample, sampling: Sampling, eos_ids: frozenset[int], tok
     text = tokenizer.decode(tokens)
     if not sampling.stop:
         return text
-    ignored = tokenizer.decode(tokens[: sampling.min_tokens - 1]) if sampling.min_tokens > 1 else ""
+    ignored = tokenizer.decode(tokens[: sampling.min_tokens]) if sampling.min_tokens else ""
     return cut_at_stop(text, sampling.stop, sampling.include_stop, len(ignored.rstrip("\ufffd")))
 
 

@@ -10,6 +10,7 @@ import torch
 
 from batchgen.engine import Engine, Request, Sampling
 from batchgen.engine.request import RowError
+from batchgen.engine.runner import EngineFaultError
 
 MAX_TOKENS = 12
 TOKENS = 288  # of the tiny tokenizer; the head has 300 rows
@@ -256,6 +257,43 @@ def test_a_step_that_raises_costs_only_the_row_at_fault(models):
     finished = {completion.key: completion for completion in engine.run(greedy_requests())}
     assert finished[12].error == RowError("engine", "generate", "RuntimeError: kernel fault", retryable=True)
     assert all(finished[key].tokens == expected[key] for key in finished if key != 12)
+
+
+def test_a_fault_of_the_device_ends_the_run(models):
+    folder, _ = models("llama3")
+    engine = load(folder)
+
+    def fails(batch, pages):
+        raise RuntimeError("device lost")
+
+    engine.model.forward = fails
+    with pytest.raises(EngineFaultError, match="8 rows in a row, last with RuntimeError: device lost"):
+        list(engine.run(greedy_requests()))
+
+
+def test_an_impossible_id_is_its_row_s_error(models):
+    folder, expected = models("llama3")
+    requests = [*greedy_requests(), *(Request(100 + i, [9, bad], Sampling()) for i, bad in enumerate((-1, 288, 2**40)))]
+    finished = {completion.key: completion for completion in load(folder).run(requests)}
+    assert [finished[key].tokens for key in range(len(expected))] == expected
+    assert {finished[key].error.code for key in (100, 101, 102)} == {"bad_params"}
+
+
+def test_min_tokens_is_what_transformers_calls_it(models):
+    """An end token is impossible among the first min_tokens tokens and possible right behind them."""
+    folder, _ = models("llama3")
+    engine = load(folder)
+    real = engine.model.logits
+
+    def eager_to_end(hidden):
+        logits = real(hidden)
+        logits[:, tiny.EOS] = 1000
+        return logits
+
+    engine.model.logits = eager_to_end
+    (completion,) = engine.run([Request(0, [9, 8], Sampling(max_tokens=20, min_tokens=8, temperature=0))])
+    assert len(completion.tokens) == 9
+    assert completion.tokens.index(tiny.EOS) == 8
 
 
 def test_out_of_memory_at_one_row_ends_the_run(models):

@@ -27,9 +27,10 @@ def test_every_distinct_prefix_token_is_computed_once(tokenised, name, memory, m
     requests = [Request(key, prompt, sampling) for key, prompt in enumerate(prompts)]
     longest = -(-max(len(prompt) + max_tokens for prompt in prompts) // BLOCK)
     num_blocks = int(longest * memory)
+    bounds = Bounds(num_blocks * BLOCK, vocabulary=49_152)
     finished, statistics = drive(
-        in_plan_order(requests),
-        bounds=Bounds(num_blocks * BLOCK, vocabulary=49_152),
+        in_plan_order(requests, bounds),
+        bounds=bounds,
         num_blocks=num_blocks,
         block_size=BLOCK,
         budget=max_batch_tokens,

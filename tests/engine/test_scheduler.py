@@ -73,6 +73,33 @@ def test_every_row_gets_its_answer_whatever_the_limits(
         assert 0 <= completion.usage.cached_tokens <= len(request.prompt)
 
 
+@settings(max_examples=400, deadline=None)
+@given(
+    prompts=st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=12), min_size=1, max_size=10),
+    block_size=st.sampled_from([1, 2, 4]),
+    budget=st.integers(1, 40),
+    max_sequences=st.integers(1, 6),
+    samples=st.integers(1, 3),
+)
+def test_equal_and_extended_prompts_that_sample(prompts, block_size, budget, max_sequences, samples):
+    sampling = Sampling(max_tokens=4, temperature=1.0, n=samples)
+    requests = [Request(key, prompt, sampling) for key, prompt in enumerate(sorted(prompts))]
+    finished, _ = drive(requests, block_size=block_size, budget=budget, max_sequences=max_sequences)
+    for completion in finished:
+        expected = [expected_answer(requests[completion.key], sample) for sample in range(samples)]
+        assert [sample.tokens for sample in completion.samples] == expected
+    assert len(finished) == len(requests)
+
+
+def test_a_block_donated_whole_can_be_matched():
+    start = list(range(8))
+    prompts = [start, start, [*start, 1, 2, 3, 4, 5], [*start, 1, 2, 9]]
+    requests = [Request(key, prompt, Sampling(max_tokens=2)) for key, prompt in enumerate(prompts)]
+    finished, statistics = drive(requests, max_sequences=1)
+    assert len(finished) == 4
+    assert statistics.computed_prompt_tokens == 8 + 1 + 5 + 1
+
+
 @settings(max_examples=200, deadline=None)
 @given(prompts=prompts_of_a_tree, block_size=st.integers(1, 9), budget=st.integers(1, 64), extra=st.integers(1, 64))
 def test_in_plan_order_every_distinct_prefix_token_is_computed_once(prompts, block_size, budget, extra):

@@ -1,4 +1,4 @@
-"""Incremental text, stop strings and the end of answers, on a decoder with split characters and a leading-space rule."""
+"""Incremental text, stop strings and the end of answers, on decoders that split characters or drop a leading blank."""
 
 import pytest
 from hypothesis import given, settings
@@ -60,6 +60,31 @@ def test_every_piece_of_a_text_is_found_where_it_first_ends(text, start, length)
     assert stops_at(text, (piece,)) == first_end
 
 
+def test_a_stop_string_that_did_not_count_is_not_found_again():
+    search = stop_search(Sampling(stop=("ab", "xxxxxxxxxx")), decode_bytes)
+    assert [search.push(byte) for byte in b"abcdab"] == [False, True, False, False, False, True]
+
+
+def test_text_before_a_half_character_is_seen_at_once():
+    stream = IncrementalText(decode_bytes)
+    assert [stream.push(byte) for byte in b"a\xf0b\xf0\x9f"] == ["a", "", "\ufffdb", "", ""]
+    assert stream.flush() == "\ufffd"
+
+
+def test_endless_garbage_is_decoded_in_pieces_of_bounded_length():
+    longest = 0
+
+    def decode(tokens):
+        nonlocal longest
+        longest = max(longest, len(tokens))
+        return decode_bytes(tokens)
+
+    stream = IncrementalText(decode)
+    pieces = [stream.push(0xFF) for _ in range(1000)]
+    assert longest < 100
+    assert len("".join(pieces) + stream.flush()) == 1000
+
+
 def test_the_earliest_of_several_stops_ends_the_answer():
     assert stops_at("one two three", ("three", "tw")) == 6
     assert stops_at("one two three", ("four",)) is None
@@ -77,8 +102,8 @@ def test_without_stop_strings_nothing_is_decoded():
 @pytest.mark.parametrize(
     ("token", "length", "text", "reason"),
     [
-        (5, 3, False, "stop"),
-        (5, 2, False, None),  # an end token below min_tokens
+        (5, 4, False, "stop"),
+        (5, 3, False, None),  # an end token among the first min_tokens
         (6, 4, True, "stop"),
         (6, 4, False, None),
         (6, 10, False, "length"),

@@ -133,8 +133,10 @@ def test_of_several_stop_strings_the_one_complete_first_counts() -> None:
 
 def test_stop_strings_before_min_tokens_do_not_count() -> None:
     assert text(list(b"a.b.c"), stop=(".",), min_tokens=3) == "a.b"
-    assert text(list(b"a.b.c"), stop=(".",), min_tokens=2) == "a"
-    assert text(list(b"ab..c"), stop=("..",), min_tokens=4) == "ab"
+    assert text(list(b"a.b.c"), stop=(".",), min_tokens=1) == "a"
+    assert text(list(b"a.b.c"), stop=(".",), min_tokens=2) == "a.b"
+    assert text(list(b"ab..c"), stop=("..",), min_tokens=3) == "ab"
+    assert text(list(b"ab..c"), stop=("..",), min_tokens=4) == "ab..c"
 
 
 def test_the_sampling_of_the_row_decides_its_cut() -> None:

@@ -38,7 +38,7 @@ def expected_answer(request: Request, sample: int = 0) -> list[int]:
     row = (0, 0) if sampling.greedy else (request.key, sample)
     while len(answer) < sampling.max_tokens:
         answer.append(next_token(tokens + answer, *row))
-        if answer[-1] == EOS and not sampling.ignore_eos and len(answer) >= sampling.min_tokens:
+        if answer[-1] == EOS and not sampling.ignore_eos and len(answer) > sampling.min_tokens:
             break
     return answer
 
@@ -60,7 +60,7 @@ class PagedModel:
         return [self._draw(feed) if feed.samples else None for feed in step.feeds]
 
     def _slot(self, sequence, position: int) -> int:
-        return sequence.block_ids()[position // self.block_size] * self.block_size + position % self.block_size
+        return sequence.blocks[position // self.block_size] * self.block_size + position % self.block_size
 
     def _write(self, feed) -> None:
         for position in range(feed.start, feed.start + feed.count):
