@@ -61,7 +61,7 @@ class Match:
 
 
 class BlockPool:
-    """The ids 0 .. num_blocks - 1, each free or held. The last one freed is taken first: memory in use stays compact."""
+    """The ids 0 .. num_blocks - 1, each free or held. The last one freed is taken first, which keeps memory compact."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks

@@ -68,8 +68,8 @@ def use_granted_cores() -> None:
 def free_memory(device: torch.device) -> int:
     """Bytes that can still be allocated on the device, within the cgroup's limit."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    free = psutil.virtual_memory().available
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = int(psutil.virtual_memory().available)
     limit, used = _read_numbers(CGROUP / "memory.max"), _read_numbers(CGROUP / "memory.current")
     return min(free, max(0, int(limit[0] - used[0]))) if limit and used else free
 

@@ -38,8 +38,8 @@ class Sampling:
     logprobs: int | None = None  # top-k to return beside each token's own; 0 returns the own one only
 
     def __post_init__(self) -> None:
-        for name, low, high in _INTEGER_RANGES:
-            _check_integer(name, getattr(self, name), low, high)
+        for name, least, most in _INTEGER_RANGES:
+            _check_integer(name, getattr(self, name), least, most)
         for name, low, high in _NUMBER_RANGES:
             _check_number(name, getattr(self, name), low, high)
         if self.repetition_penalty == 0:
