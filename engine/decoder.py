@@ -106,8 +106,10 @@ class Decoder:
         rotary = self._rope.rows(batch.positions, batch.rope_choice)
         for index, (attention, mlp) in enumerate(self._layers):
             hidden = hidden + attention(hidden, batch, rotary, pages.layer(index))
+            if index == len(self._layers) - 1:
+                hidden = hidden[batch.sampled]  # behind the last keys and values only these rows matter
             hidden = hidden + mlp(hidden)
-        return self._norm(hidden[batch.sampled])
+        return self._norm(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] -> [R, V] float32."""
