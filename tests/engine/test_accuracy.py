@@ -1,0 +1,69 @@
+"""The comparison of number formats, against transformers and against changes of known size."""
+
+import math
+
+import pytest
+import tiny
+import torch
+
+from batchgen import kernels
+from batchgen.engine import accuracy
+from batchgen.engine.accuracy import Candidate, compare
+from batchgen.engine.checkpoint import open_checkpoint
+from batchgen.engine.decoder import load_decoder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny.tiny_model("llama3", tmp_path_factory.mktemp("llama3"))
+
+
+def candidate(folder, dtype=torch.float32) -> Candidate:
+    ops = kernels.load("cpu")
+    model = load_decoder(open_checkpoint(str(folder)), dtype, torch.device("cpu"), ops)
+    return Candidate(model, ops, model.kv_shape())
+
+
+TEXTS = [tiny.random_prompt(50, seed=1), tiny.random_prompt(7, seed=2), [9]]
+
+
+def test_a_model_agrees_with_itself(folder):
+    result = compare(candidate(folder), candidate(folder), TEXTS, tiny.VOCABULARY)
+    assert result.tokens == 49 + 6
+    assert result.agreement == 1
+    assert result.divergence == pytest.approx(0, abs=1e-9)
+    assert result.perplexity_rise == 0
+
+
+@pytest.mark.parametrize("tokens_at_once", [5, 16, 1024])
+def test_the_loss_is_that_of_transformers(folder, tokens_at_once, monkeypatch):
+    monkeypatch.setattr(accuracy, "TOKENS_AT_ONCE", tokens_at_once)
+    result = compare(candidate(folder), candidate(folder), TEXTS, tiny.VOCABULARY)
+    losses = []
+    for text in TEXTS[:2]:
+        logits = tiny.reference_logits(folder, text)[:-1]
+        losses += torch.nn.functional.cross_entropy(logits, torch.tensor(text[1:]), reduction="none").tolist()
+    assert result.reference_loss == pytest.approx(sum(losses) / len(losses), abs=1e-4)
+    assert result.perplexity == pytest.approx(math.exp(result.candidate_loss))
+
+
+def test_a_changed_model_is_told_by_how_much(folder):
+    changed = candidate(folder)
+    real = changed.model.logits
+    changed.model.logits = lambda hidden: real(hidden) * 0.8
+    result = compare(candidate(folder), changed, TEXTS, tiny.VOCABULARY)
+    assert result.agreement == 1
+    assert result.divergence > 0.01
+    changed.model.logits = lambda hidden: real(hidden).roll(1, -1)
+    assert compare(candidate(folder), changed, TEXTS, tiny.VOCABULARY).agreement < 0.2
+
+
+def test_bfloat16_is_close(folder):
+    result = compare(candidate(folder), candidate(folder, torch.bfloat16), TEXTS, tiny.VOCABULARY)
+    assert 0 < result.divergence < 0.05
+    assert abs(result.perplexity_rise) < 0.05
+
+
+def test_nothing_to_predict_is_an_error(folder):
+    with pytest.raises(ValueError, match="longer"):
+        compare(candidate(folder), candidate(folder), [[1], []], tiny.VOCABULARY)
