@@ -1,11 +1,18 @@
 """The literal table of op tables by kind of device. Knows which implementation an op has, not how it works."""
 
+import logging
+from collections.abc import Callable
+from functools import cache
+
 from torch import Tensor
 
 from . import Kernels
 from .attention import AttentionItems, Masking
+from .attention import native as native_attention
+from .attention.native import NativePlan
 from .attention.reference import AttentionPlan, attention, plan_attention
 from .linear.reference import linear
+from .native.library import available, open_library
 from .rms_norm.reference import rms_norm
 from .rotary.reference import rotary
 from .sampling import Filters, Penalties
@@ -13,8 +20,10 @@ from .sampling.reference import finite, logprobs, penalise, sample
 from .swiglu.reference import swiglu
 from .write_kv.reference import write_kv
 
+log = logging.getLogger(__name__)
 
-class CpuKernels:
+
+class ReferenceKernels:
     """Every op by its PyTorch reference."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -53,4 +62,30 @@ class CpuKernels:
         return logprobs(logits, tokens, top)
 
 
-TABLES: dict[str, type[Kernels]] = {"cpu": CpuKernels}
+class NativeKernels(ReferenceKernels):
+    """Ops by the native library of an instruction set; those it lacks are the reference's."""
+
+    def __init__(self, instructions: str) -> None:
+        """Raises ValueError when this machine has no library for the instructions."""
+        self._library = open_library(instructions)
+
+    def plan_attention(self, items: AttentionItems, block_size: int) -> NativePlan:
+        return NativePlan(items, block_size)
+
+    def attention(
+        self, query: Tensor, key_pages: Tensor, value_pages: Tensor, plan: NativePlan, masking: Masking
+    ) -> Tensor:
+        return native_attention.attention(self._library, query, key_pages, value_pages, plan, masking)
+
+
+@cache
+def cpu_kernels() -> Kernels:
+    """The native kernels for the best instructions of this processor; the reference when none were built."""
+    sets = available()
+    if not sets:
+        log.warning("native CPU kernels were not built (no C++ compiler at install?): running on the slower reference")
+        return ReferenceKernels()
+    return NativeKernels(sets[0])
+
+
+TABLES: dict[str, Callable[[], Kernels]] = {"cpu": cpu_kernels}

@@ -1,5 +1,8 @@
 """What is in the wheel is what is in the tree, and it works without the tree."""
 
+import os
+import platform
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -8,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from batchgen.kernels.native.library import SETS
+
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("jobs", "pipeline", "engine", "kernels")
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    copy = folder / "tree"
+def copy_tree(copy: Path) -> None:
+    """What a clone of the working tree would hold."""
     files = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -27,16 +30,42 @@ def wheel(tmp_path_factory) -> Path:
         if name and (ROOT / name).is_file():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             (copy / name).write_bytes((ROOT / name).read_bytes())
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(copy)]
-    subprocess.run(command, check=True, capture_output=True)
+
+
+def build_wheel(tree: Path, folder: Path, environment: dict[str, str] | None = None) -> Path:
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(tree)]
+    subprocess.run(command, check=True, capture_output=True, env=environment)
     (built,) = folder.glob("*.whl")
     return built
 
 
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    copy_tree(folder / "tree")
+    return build_wheel(folder / "tree", folder)
+
+
 def test_every_module_of_the_tree_is_in_the_wheel(wheel):
     inside = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("batchgen/")}
+    inside -= {f"batchgen/kernels/native/{name}.so" for name in SETS}
     tree = {f"batchgen/{path.relative_to(ROOT)}" for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
     assert inside == tree
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="no compiler")
+def test_the_native_libraries_are_in_the_wheel(wheel):
+    built = {Path(name).stem for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")}
+    assert built == (set(SETS) if platform.machine() == "x86_64" else {"portable"})
+
+
+def test_without_a_compiler_the_wheel_is_built_all_the_same(tmp_path):
+    copy = tmp_path / "tree"
+    copy_tree(copy)
+    environment = os.environ | dict.fromkeys(("CC", "CXX", "LDSHARED", "LDCXXSHARED"), "/nonexistent/compiler")
+    names = zipfile.ZipFile(build_wheel(copy, tmp_path, environment)).namelist()
+    assert "batchgen/kernels/tables.py" in names
+    assert not [name for name in names if name.endswith(".so")]
 
 
 def test_the_package_list_names_every_folder():

@@ -6,16 +6,15 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from backends import REFERENCE, each_backend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchgen.kernels import load
+from batchgen.kernels import Kernels
 from batchgen.kernels.attention import AttentionItems, Masking, cases, layout
 from batchgen.kernels.attention.cases import Shape, Step
 from batchgen.kernels.attention.layout import Geometry, make_batches
 from batchgen.kernels.case import error
-
-CPU = load("cpu")
 
 
 @st.composite
@@ -60,22 +59,23 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(layout, name, value)
 
 
-def check(step: Step, shape: Shape, dtype: torch.dtype) -> None:
+def check(kernels: Kernels, step: Step, shape: Shape, dtype: torch.dtype) -> None:
     arguments = cases.make(step, shape, dtype)
-    assert error(cases.run(CPU, *arguments)[0], cases.expected(*arguments)[0]) <= cases.OP.tolerance[dtype]
+    assert error(cases.run(kernels, *arguments)[0], cases.expected(*arguments)[0]) <= cases.OP.tolerance[dtype]
 
 
+@each_backend
 @settings(max_examples=40, deadline=None)
 @given(step=steps(), shape=shapes, dtype=st.sampled_from([torch.float32, torch.bfloat16]))
-def test_random_steps(step: Step, shape: Shape, dtype: torch.dtype) -> None:
-    check(step, shape, dtype)
+def test_random_steps(kernels: Kernels, step: Step, shape: Shape, dtype: torch.dtype) -> None:
+    check(kernels, step, shape, dtype)
 
 
 def test_random_steps_in_small_tiles(small_tiles: None) -> None:
     @settings(max_examples=60, deadline=None)
     @given(step=steps(), shape=shapes, dtype=st.sampled_from([torch.float32, torch.bfloat16]))
     def run(step: Step, shape: Shape, dtype: torch.dtype) -> None:
-        check(step, shape, dtype)
+        check(REFERENCE, step, shape, dtype)
 
     run()
 
@@ -127,48 +127,53 @@ def test_batches_of_typical_steps_are_bounded_and_full(name: str, heads: tuple[i
 
 def test_the_plan_is_laid_out_once_per_kind_of_layer() -> None:
     query, keys, values, items, _ = cases.make(cases.branching(16), Shape(4, 2, 16), torch.float32)
-    plan = CPU.plan_attention(items, 16)
+    plan = REFERENCE.plan_attention(items, 16)
     for window in (None, 40, None, 40):
-        CPU.attention(query, keys, values, plan, Masking(0.25, window))
+        REFERENCE.attention(query, keys, values, plan, Masking(0.25, window))
     assert len(plan.layouts) == 2
 
 
-def test_no_queries_give_no_rows() -> None:
+@each_backend
+def test_no_queries_give_no_rows(kernels: Kernels) -> None:
     items, _ = Step(16).build()
     pages = torch.zeros(1, 3, 16, 8)
-    out = CPU.attention(torch.zeros(0, 2, 8), pages, pages, CPU.plan_attention(items, 16), Masking(1.0))
+    out = kernels.attention(torch.zeros(0, 2, 8), pages, pages, kernels.plan_attention(items, 16), Masking(1.0))
     assert out.shape == (0, 2, 8)
 
 
-def test_a_query_without_keys_is_refused() -> None:
+@each_backend
+def test_a_query_without_keys_is_refused(kernels: Kernels) -> None:
     step = cases.prefill(0, 3)
     step.feed(5, 1)
     with pytest.raises(ValueError, match="query 3 of the step sees no keys"):
-        cases.run(CPU, *cases.make(step, Shape(), torch.float32))
+        cases.run(kernels, *cases.make(step, Shape(), torch.float32))
 
 
-def test_pages_of_another_dtype_are_converted() -> None:
+@each_backend
+def test_pages_of_another_dtype_are_converted(kernels: Kernels) -> None:
     query, keys, values, items, masking = cases.make(cases.branching(8), Shape(4, 2, 16), torch.bfloat16)
     wide = (query.float(), keys.float(), values.float(), items, masking)
-    assert torch.equal(cases.run(CPU, query.float(), keys, values, items, masking)[0], cases.run(CPU, *wide)[0])
+    assert torch.equal(cases.run(kernels, query.float(), keys, values, items, masking)[0], cases.run(kernels, *wide)[0])
 
 
-def test_low_precision_scores_keep_their_digits() -> None:
+@each_backend
+def test_low_precision_scores_keep_their_digits(kernels: Kernels) -> None:
     """Scores of some 200 that differ by less than bfloat16's step there; rounded ones would be off by a factor."""
     step, shape = cases.prefill(60, 1), Shape(3, 1, 64)
     query, keys, values, items, masking = cases.make(step, shape, torch.bfloat16)
     steep = (query * 8, keys, values, items, replace(masking, scale=1.0))
-    assert error(cases.run(CPU, *steep)[0], cases.expected(*steep)[0]) <= cases.OP.tolerance[torch.bfloat16]
+    assert error(cases.run(kernels, *steep)[0], cases.expected(*steep)[0]) <= cases.OP.tolerance[torch.bfloat16]
 
 
-def test_a_broken_row_leaves_its_neighbours_alone() -> None:
+@each_backend
+def test_a_broken_row_leaves_its_neighbours_alone(kernels: Kernels) -> None:
     """NaN in a row's query and own keys: every other row of the step is what it was, bit for bit."""
     query, keys, values, items, masking = cases.make(cases.decode_shared(96, 30), Shape(), torch.float32)
-    whole = cases.run(CPU, query, keys, values, items, masking)[0]
+    whole = cases.run(kernels, query, keys, values, items, masking)[0]
     query[7] = torch.nan
     for pages in (keys, values):
         pages.view(pages.shape[0], -1, pages.shape[-1])[:, cases.key_slots(items, 7, keys.shape[2])] = torch.nan
-    broken = cases.run(CPU, query, keys, values, items, masking)[0]
+    broken = cases.run(kernels, query, keys, values, items, masking)[0]
     assert broken[7].isnan().all()
     others = torch.arange(len(query)) != 7
     assert torch.equal(broken[others], whole[others])
@@ -194,14 +199,15 @@ MUTATIONS = {
 }
 
 
+@each_backend
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("mutation", MUTATIONS)
-def test_the_oracle_notices(mutation: str, dtype: torch.dtype) -> None:
+def test_the_oracle_notices(kernels: Kernels, mutation: str, dtype: torch.dtype) -> None:
     query, keys, values, items, masking = cases.make(
         cases.prefill(7, 40), Shape(4, 2, 32, window=25, softcap=3.0), dtype
     )
     keys, values = keys.nan_to_num(nan=3.0), values.nan_to_num(nan=3.0)
     expected = cases.expected(query, keys, values, items, masking)[0]
-    assert error(cases.run(CPU, query, keys, values, items, masking)[0], expected) <= cases.OP.tolerance[dtype]
+    assert error(cases.run(kernels, query, keys, values, items, masking)[0], expected) <= cases.OP.tolerance[dtype]
     mutated = MUTATIONS[mutation](items, masking)
-    assert error(cases.run(CPU, query, keys, values, *mutated)[0], expected) > 2 * cases.OP.tolerance[dtype]
+    assert error(cases.run(kernels, query, keys, values, *mutated)[0], expected) > 2 * cases.OP.tolerance[dtype]

@@ -4,18 +4,18 @@ import inspect
 
 import pytest
 import torch
+from backends import BACKENDS, each_backend
 
 from batchgen.kernels import Kernels, load
 from batchgen.kernels.case import Case, Op, error
 from batchgen.kernels.cases import OPS
-from batchgen.kernels.tables import TABLES
 
 EACH = [
-    pytest.param(op, case, dtype, device, id=f"{op.name}-{case.name}-{str(dtype)[6:]}-{device}")
+    pytest.param(op, case, dtype, BACKENDS[backend], id=f"{op.name}-{case.name}-{str(dtype)[6:]}-{backend}")
     for op in OPS
     for case in op.cases
     for dtype in op.tolerance
-    for device in TABLES
+    for backend in BACKENDS
 ]
 
 
@@ -23,11 +23,11 @@ def copies(arguments: tuple) -> list[torch.Tensor]:
     return [argument.clone() for argument in arguments if isinstance(argument, torch.Tensor)]
 
 
-@pytest.mark.parametrize(("op", "case", "dtype", "device"), EACH)
-def test_op(op: Op, case: Case, dtype: torch.dtype, device: str) -> None:
+@pytest.mark.parametrize(("op", "case", "dtype", "kernels"), EACH)
+def test_op(op: Op, case: Case, dtype: torch.dtype, kernels: Kernels) -> None:
     arguments = case.make(dtype)
     before = copies(arguments)
-    results = op.run(load(device), *arguments)
+    results = op.run(kernels, *arguments)
     for result, expected in zip(results, op.expected(*arguments), strict=True):
         assert error(result, expected) <= op.tolerance[dtype]
         assert not result.is_floating_point() or result.dtype == dtype
@@ -43,11 +43,11 @@ def test_path(op: Op, case: Case) -> None:
     assert op.path(*case.make(torch.float32)) == case.path
 
 
-@pytest.mark.parametrize("device", TABLES)
-def test_every_op_of_the_table_has_cases(device: str) -> None:
+@each_backend
+def test_every_op_of_the_table_has_cases(kernels: Kernels) -> None:
     ops = {name for name, _ in inspect.getmembers(Kernels, inspect.isfunction) if not name.startswith("_")}
     assert ops - {"plan_attention"} == {op.name for op in OPS}
-    assert all(callable(getattr(load(device), name)) for name in ops)
+    assert all(callable(getattr(kernels, name)) for name in ops)
 
 
 def test_a_device_without_kernels_is_refused() -> None:

@@ -1,0 +1,120 @@
+// What attention's C++ files share: the call, number kinds, and where results go. Shape letters as in the contract.
+#pragma once
+
+#include <cstdint>
+
+#include "../native/simd.h"
+
+namespace batchgen {
+
+constexpr int MAX_HEAD_DIM = 512;
+constexpr int LANES = 64;        // (query, head) pairs worked on at once by the wide path
+constexpr int MAX_LANES = 256;   // of a task
+constexpr int WIDE_KEYS = 96;    // keys of a tile of the wide path
+constexpr int NARROW_LANES = 4;  // tasks of so few lanes take the narrow path
+constexpr int NARROW_KEYS = 64;
+constexpr float NO_SCORE = -1e30f;  // largest score before any was seen: finite, so that differences are numbers
+
+struct Task {
+    int64_t first_query, num_queries;  // in the list of queries
+    int64_t first_block, num_keys;     // in the list of blocks
+    int64_t start;                     // position of the first key
+    int64_t first_partial;             // row of the partial results of its first query
+};
+
+struct Plan {
+    const Task* tasks;
+    const int64_t *queries, *positions, *blocks;
+    const int64_t* direct;                                         // [T] 1: the query has one partial, it is the result
+    const int64_t *merged_queries, *merge_offsets, *merge_partials;  // CSR: partials of the queries with several
+    int64_t num_tasks, num_merged, num_partials, block_size;
+};
+
+struct Call {
+    const void *query, *keys, *values;
+    void* out;
+    int64_t query_stride, query_head_stride, page_head_stride;  // elements
+    int64_t num_heads, num_kv_heads, head_dim;
+    int64_t query_bfloat16, pages_bfloat16;
+    int64_t window;  // keys seen, 0: all
+    double scale, softcap;  // softcap 0: none
+};
+
+// The scores of a layer: cap * tanh(product * scale / cap), then exp2((score - largest) * exponent).
+struct Scoring {
+    float exponent, cap, before_cap;
+
+    explicit Scoring(const Call& call)
+        : exponent(float((call.softcap ? 1.0 : call.scale) * 1.4426950408889634)),
+          cap(float(call.softcap)),
+          before_cap(call.softcap ? float(call.scale / call.softcap) : 0.0f) {}
+};
+
+// Partial results of all tasks: normalised outputs, the largest score (in powers of two) and the sum they were
+// divided by.
+template <class Q>
+struct Partials {
+    Q* outputs;      // [partial, Q, D]
+    float* weights;  // [partial, Q, 2]
+};
+
+// Where the lanes of a task live. Lane l is query l / g of the task with head kv_head * g + l % g.
+template <class Q>
+struct Target {
+    const Plan& plan;
+    const Call& call;
+    const Task& task;
+    Partials<Q> partials;
+    int kv_head, group;
+
+    int64_t query(int lane) const { return plan.queries[task.first_query + lane / group]; }
+    int64_t head(int lane) const { return int64_t(kv_head) * group + lane % group; }
+
+    const Q* query_row(int lane) const {
+        return static_cast<const Q*>(call.query) + query(lane) * call.query_stride + head(lane) * call.query_head_stride;
+    }
+
+    // The row for a lane's normalised output; remembers the weight of a partial result.
+    Q* output_row(int lane, float largest, float total) const {
+        const int64_t row = query(lane);
+        if (plan.direct[row]) return static_cast<Q*>(call.out) + (row * call.num_heads + head(lane)) * call.head_dim;
+        const int64_t partial = (task.first_partial + lane / group) * call.num_heads + head(lane);
+        partials.weights[2 * partial] = largest;
+        partials.weights[2 * partial + 1] = total;
+        return partials.outputs + partial * call.head_dim;
+    }
+
+    // The visible keys of a lane, from low up to high, counted from the task's first.
+    void visible(int lane, int32_t& low, int32_t& high) const {
+        const int64_t position = plan.positions[query(lane)] - task.start;
+        high = int32_t(clamp(position + 1, task.num_keys));
+        low = call.window ? int32_t(clamp(position + 1 - call.window, high)) : 0;
+    }
+
+    static int64_t clamp(int64_t x, int64_t most) { return x < 0 ? 0 : (x < most ? x : most); }
+};
+
+// The rows of keys first .. first + count of a task; those up to `size` repeat the last.
+template <class T>
+void locate(const Plan& plan, const Call& call, const Task& task, const void* pages, int kv_head, int64_t first,
+            int64_t count, int64_t size, const T** rows) {
+    const T* head = static_cast<const T*>(pages) + kv_head * call.page_head_stride;
+    const int64_t* blocks = plan.blocks + task.first_block;
+    int64_t block = first / plan.block_size, slot = first % plan.block_size;
+    for (int64_t key = 0; key < count; ++key) {
+        rows[key] = head + (blocks[block] * plan.block_size + slot) * call.head_dim;
+        if (++slot == plan.block_size) slot = 0, ++block;
+    }
+    for (int64_t key = count; key < size; ++key) rows[key] = rows[count - 1];
+}
+
+inline void prefetch(const void* row, int64_t bytes) {
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(row) + at);
+}
+
+template <class Q, class T>
+void attend_wide(const Target<Q>& target);
+template <class Q, class T>
+void attend_narrow(const Target<Q>& target);
+
+}  // namespace batchgen

@@ -1,0 +1,290 @@
+// Attention of one or a few (query, head) lanes over a run of keys: every key is read once, in place, for all lanes.
+// A vector holds neighbouring numbers of one key. The next tile is fetched while this one is worked on.
+#include <algorithm>
+
+#include "cpu.h"
+
+namespace batchgen {
+namespace {
+
+constexpr int PADDED = MAX_HEAD_DIM + 2 * WIDTH;
+
+struct alignas(64) Scratch {
+    float query[NARROW_LANES][PADDED];
+    float output[NARROW_LANES][PADDED];
+    float scores[NARROW_LANES][NARROW_KEYS];
+    float chances[NARROW_LANES][NARROW_KEYS];
+    float largest[NARROW_LANES], total[NARROW_LANES], correction[NARROW_LANES];
+    int32_t low[NARROW_LANES], high[NARROW_LANES];
+};
+
+// Numbers multiplied one by one in float32.
+struct Single {
+    template <class Q>
+    static void keep_query(const Q* row, int width, float* out) {
+        int at = 0;
+        for (; at + WIDTH <= width; at += WIDTH) store(out + at, load(row + at));
+        if (at < width) store(out + at, load_part(row + at, width - at));
+    }
+
+    // Sums of N lanes' products with WIDTH keys; lane i of a vector is key i.
+    template <int N, class T>
+    static void score(const Scratch& s, const T* const* rows, int width, Vec* out) {
+        Vec sums[N][WIDTH];
+        for (int key = 0; key < WIDTH; ++key) {
+            Vec sum[N] = {};
+            int at = 0;
+            for (; at + WIDTH <= width; at += WIDTH) {
+                const Vec k = load(rows[key] + at);
+#pragma GCC unroll 4
+                for (int n = 0; n < N; ++n) sum[n] = fma(load(s.query[n] + at), k, sum[n]);
+            }
+            if (at < width) {
+                const Vec k = load_part(rows[key] + at, width - at);
+                for (int n = 0; n < N; ++n) sum[n] = fma(load(s.query[n] + at), k, sum[n]);
+            }
+            for (int n = 0; n < N; ++n) sums[n][key] = sum[n];
+        }
+        for (int n = 0; n < N; ++n) out[n] = sum_each(sums[n]);
+    }
+
+    static void keep_chances(Scratch& s, int n, int at, Vec p) { store(&s.chances[n][at], p); }
+
+    template <int N, int SLAB, class T>
+    static void gather_slab(Scratch& s, const T* const* rows, int keys, int first) {
+        Vec sums[N][SLAB];
+        for (int n = 0; n < N; ++n)
+            for (int v = 0; v < SLAB; ++v)
+                sums[n][v] = load(s.output[n] + first + v * WIDTH) * splat(s.correction[n]);
+        for (int key = 0; key < keys; ++key) {
+#pragma GCC unroll 4
+            for (int v = 0; v < SLAB; ++v) {
+                const Vec value = load(rows[key] + first + v * WIDTH);
+#pragma GCC unroll 4
+                for (int n = 0; n < N; ++n) sums[n][v] = fma(splat(s.chances[n][key]), value, sums[n][v]);
+            }
+        }
+        for (int n = 0; n < N; ++n)
+            for (int v = 0; v < SLAB; ++v) store(s.output[n] + first + v * WIDTH, sums[n][v]);
+    }
+
+    // output = output * correction + chances times values.
+    template <int N, class T>
+    static void gather(Scratch& s, const T* const* rows, int keys, int width) {
+        constexpr int SLAB = WIDTH == 16 ? 4 : 2;
+        int at = 0;
+        for (; at + SLAB * WIDTH <= width; at += SLAB * WIDTH) gather_slab<N, SLAB>(s, rows, keys, at);
+        for (; at + WIDTH <= width; at += WIDTH) gather_slab<N, 1>(s, rows, keys, at);
+        if (at == width) return;
+        for (int n = 0; n < N; ++n) {
+            Vec sum = load(s.output[n] + at) * splat(s.correction[n]);
+            for (int key = 0; key < keys; ++key)
+                sum = fma(splat(s.chances[n][key]), load_part(rows[key] + at, width - at), sum);
+            store(s.output[n] + at, sum);
+        }
+    }
+
+    static Vec result(const Scratch& s, int n, int at) { return load(s.output[n] + at); }
+};
+
+#if defined(__AVX512BF16__)
+// Neighbouring bfloat16 multiplied in pairs. Sums of values are kept with numbers 0-3, 8-11, 16-19, 24-27 of 32 in the
+// first vector and the others in the second, as the interleaving of two rows leaves them.
+struct Pairs {
+    static constexpr int STEP = 2 * WIDTH;
+
+    static __m512i read(const bfloat16* p, int count) {
+        if (count >= STEP) return _mm512_loadu_si512(p);
+        return _mm512_maskz_loadu_epi16((1u << count) - 1, p);
+    }
+
+    static void keep_query(const bfloat16* row, int width, float* out) {
+        std::memset(out, 0, sizeof(float) * PADDED);
+        std::memcpy(out, row, width * sizeof(bfloat16));
+    }
+
+    static Vec dot(Vec sum, __m512i a, __m512i b) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
+
+    template <int N>
+    static void score(const Scratch& s, const bfloat16* const* rows, int width, Vec* out) {
+        Vec sums[N][WIDTH];
+        for (int key = 0; key < WIDTH; ++key) {
+            Vec sum[N] = {};
+            for (int at = 0; at < width; at += STEP) {
+                const __m512i k = read(rows[key] + at, width - at);
+#pragma GCC unroll 4
+                for (int n = 0; n < N; ++n) sum[n] = dot(sum[n], _mm512_loadu_si512(s.query[n] + at / 2), k);
+            }
+            for (int n = 0; n < N; ++n) sums[n][key] = sum[n];
+        }
+        for (int n = 0; n < N; ++n) out[n] = sum_each(sums[n]);
+    }
+
+    static void keep_chances(Scratch& s, int n, int at, Vec p) {
+        store(reinterpret_cast<bfloat16*>(s.chances[n]) + at, p);
+    }
+
+    template <int N, int SLAB>
+    static void gather_slab(Scratch& s, const bfloat16* const* rows, int keys, int first, int width) {
+        Vec sums[N][2 * SLAB];
+        for (int n = 0; n < N; ++n)
+            for (int v = 0; v < 2 * SLAB; ++v)
+                sums[n][v] = load(s.output[n] + first + v * WIDTH) * splat(s.correction[n]);
+        for (int key = 0; key < keys; key += 2) {
+            const bfloat16 *a = rows[key] + first, *b = rows[key + 1] + first;
+            Vec chance[N];
+#pragma GCC unroll 4
+            for (int n = 0; n < N; ++n) chance[n] = splat(s.chances[n][key / 2]);
+#pragma GCC unroll 2
+            for (int v = 0; v < SLAB; ++v) {
+                const int left = width - first - v * STEP;
+                const __m512i one = read(a + v * STEP, left), two = read(b + v * STEP, left);
+                const __m512i low = _mm512_unpacklo_epi16(one, two), high = _mm512_unpackhi_epi16(one, two);
+#pragma GCC unroll 4
+                for (int n = 0; n < N; ++n) {
+                    sums[n][2 * v] = dot(sums[n][2 * v], low, (__m512i)chance[n]);
+                    sums[n][2 * v + 1] = dot(sums[n][2 * v + 1], high, (__m512i)chance[n]);
+                }
+            }
+        }
+        for (int n = 0; n < N; ++n)
+            for (int v = 0; v < 2 * SLAB; ++v) store(s.output[n] + first + v * WIDTH, sums[n][v]);
+    }
+
+    template <int N>
+    static void gather(Scratch& s, const bfloat16* const* rows, int keys, int width) {
+        int at = 0;
+        for (; at + 2 * STEP <= width; at += 2 * STEP) gather_slab<N, 2>(s, rows, keys, at, at + 2 * STEP);
+        for (; at < width; at += STEP) gather_slab<N, 1>(s, rows, keys, at, width);
+    }
+
+    static Vec result(const Scratch& s, int n, int at) {
+        const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+        const __m512i high = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+        const int base = at / STEP * STEP;
+        const Vec one = load(s.output[n] + base), two = load(s.output[n] + base + WIDTH);
+        return _mm512_permutex2var_ps(one, at == base ? low : high, two);
+    }
+};
+#endif
+
+inline Ints from_zero() {
+    Ints lanes;
+    for (int lane = 0; lane < WIDTH; ++lane) lanes[lane] = lane;
+    return lanes;
+}
+
+// Softmax of one lane's scores of keys first .. first + keys under the largest so far.
+template <class Kind>
+void soften(Scratch& s, int n, int first, int keys, const Scoring& scoring) {
+    const Ints index = from_zero() + first;
+    Vec top = splat(s.largest[n]);
+    for (int at = 0; at < keys; at += WIDTH) {
+        Vec score = load(s.scores[n] + at);
+        if (scoring.cap) score = splat(scoring.cap) * tanh(score * splat(scoring.before_cap));
+        const Ints key = index + at;
+        score = (key >= s.low[n]) & (key < s.high[n]) ? score : splat(-INFINITY);
+        store(s.scores[n] + at, score);
+        top = larger(score, top);
+    }
+    float largest = top[0];
+    for (int lane = 1; lane < WIDTH; ++lane) largest = std::max(largest, top[lane]);
+    s.correction[n] = exp2<6>(splat((s.largest[n] - largest) * scoring.exponent))[0];
+    s.largest[n] = largest;
+    Vec total{};
+    for (int at = 0; at < keys; at += WIDTH) {
+        const Vec p = exp2<6>(fma(load(s.scores[n] + at), splat(scoring.exponent), splat(-largest * scoring.exponent)));
+        Kind::keep_chances(s, n, at, p);
+        total += p;
+    }
+    s.total[n] = s.total[n] * s.correction[n] + sum(total);
+}
+
+template <class T>
+struct Tile {
+    const T* keys[NARROW_KEYS];
+    const T* values[NARROW_KEYS];
+    int count = 0, padded = 0;
+
+    template <class Q>
+    void find(const Target<Q>& target, int first, int end) {
+        count = std::max(0, std::min(NARROW_KEYS, end - first));
+        padded = (count + WIDTH - 1) / WIDTH * WIDTH;
+        if (!count) return;
+        locate(target.plan, target.call, target.task, target.call.keys, target.kv_head, first, count, padded, keys);
+        locate(target.plan, target.call, target.task, target.call.values, target.kv_head, first, count, padded, values);
+    }
+};
+
+template <class Kind, int N, class T>
+void attend_tile(Scratch& s, const Tile<T>& tile, const Tile<T>& next, int first, int width, const Scoring& scoring) {
+    for (int at = 0; at < tile.padded; at += WIDTH) {
+        Vec scores[N];
+        Kind::template score<N>(s, tile.keys + at, width, scores);
+        for (int n = 0; n < N; ++n) store(s.scores[n] + at, scores[n]);
+        for (int key = at; key < std::min(at + WIDTH, next.count); ++key) {
+            prefetch(next.keys[key], width * sizeof(T));
+            prefetch(next.values[key], width * sizeof(T));
+        }
+    }
+    for (int n = 0; n < N; ++n) soften<Kind>(s, n, first, tile.padded, scoring);
+    Kind::template gather<N>(s, tile.values, tile.padded, width);
+}
+
+template <class Kind, int N, class Q, class T>
+void attend(const Target<Q>& target) {
+    const Scoring scoring(target.call);
+    const int width = int(target.call.head_dim);
+    Scratch s;
+    int begin = INT32_MAX, end = 0;
+    for (int n = 0; n < N; ++n) {
+        target.visible(n, s.low[n], s.high[n]);
+        begin = std::min(begin, s.low[n]), end = std::max(end, s.high[n]);
+        Kind::keep_query(target.query_row(n), width, s.query[n]);
+        std::memset(s.output[n], 0, sizeof s.output[n]);
+        s.largest[n] = NO_SCORE, s.total[n] = 0;
+    }
+    Tile<T> tiles[2];
+    tiles[0].find(target, begin, end);
+    for (int first = begin, turn = 0; first < end; first += NARROW_KEYS, turn ^= 1) {
+        tiles[turn ^ 1].find(target, first + NARROW_KEYS, end);
+        attend_tile<Kind, N>(s, tiles[turn], tiles[turn ^ 1], first, width, scoring);
+    }
+    for (int n = 0; n < N; ++n) {
+        Q* out = target.output_row(n, s.largest[n] * scoring.exponent, s.total[n]);
+        const Vec inverse = splat(s.total[n] ? 1 / s.total[n] : 0.0f);
+        for (int at = 0; at < width; at += WIDTH) {
+            const Vec part = Kind::result(s, n, at) * inverse;
+            if (at + WIDTH <= width) store(out + at, part);
+            else store_part(out + at, part, width - at);
+        }
+    }
+}
+
+template <class Kind, class Q, class T>
+void attend_lanes(const Target<Q>& target) {
+    static_assert(NARROW_LANES == 4);
+    switch (target.task.num_queries * target.group) {
+        case 1: return attend<Kind, 1, Q, T>(target);
+        case 2: return attend<Kind, 2, Q, T>(target);
+        case 3: return attend<Kind, 3, Q, T>(target);
+        default: return attend<Kind, 4, Q, T>(target);
+    }
+}
+
+}  // namespace
+
+template <class Q, class T>
+void attend_narrow(const Target<Q>& target) {
+#if defined(__AVX512BF16__)
+    if constexpr (sizeof(Q) == 2 && sizeof(T) == 2) return attend_lanes<Pairs, Q, T>(target);
+#endif
+    return attend_lanes<Single, Q, T>(target);
+}
+
+template void attend_narrow<float, float>(const Target<float>&);
+template void attend_narrow<float, bfloat16>(const Target<float>&);
+template void attend_narrow<bfloat16, float>(const Target<bfloat16>&);
+template void attend_narrow<bfloat16, bfloat16>(const Target<bfloat16>&);
+
+}  // namespace batchgen

@@ -1,0 +1,109 @@
+"""Attention by the native library: lays a step out once and passes addresses. Knows tensors and the C interface."""
+
+import ctypes
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import AttentionItems, Ints, Masking
+from .tasks import Tasks, expand, make_tasks
+
+MAX_HEAD_DIM = 512
+
+
+class _Plan(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("tasks", "queries", "positions", "blocks", "direct")),
+        *((name, ctypes.c_void_p) for name in ("merged_queries", "merge_offsets", "merge_partials")),
+        *((name, ctypes.c_int64) for name in ("num_tasks", "num_merged", "num_partials", "block_size")),
+    )
+
+
+class _Call(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("query", "keys", "values", "out")),
+        *((name, ctypes.c_int64) for name in ("query_stride", "query_head_stride", "page_head_stride")),
+        *((name, ctypes.c_int64) for name in ("num_heads", "num_kv_heads", "head_dim")),
+        *((name, ctypes.c_int64) for name in ("query_bfloat16", "pages_bfloat16", "window")),
+        *((name, ctypes.c_double) for name in ("scale", "softcap")),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The arrays a C plan points to."""
+
+    plan: _Plan
+    arrays: tuple[Ints, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NativePlan:
+    """The items of a step and what the library reads of them, made when the first layer of a geometry runs."""
+
+    items: AttentionItems
+    block_size: int
+    layouts: dict[tuple[int, int], Layout] = field(default_factory=dict)
+
+    def layout(self, group: int, num_kv_heads: int, threads: int) -> Layout:
+        key = (group, num_kv_heads)
+        if key not in self.layouts:
+            tasks = make_tasks(self.items, self.block_size, group, num_kv_heads, threads)
+            self.layouts[key] = _make_layout(self.items, tasks, self.block_size)
+        return self.layouts[key]
+
+
+def attention(
+    library: Any, query: Tensor, key_pages: Tensor, value_pages: Tensor, plan: NativePlan, masking: Masking
+) -> Tensor:
+    """[T, Q, D] attended over the pages [K, N, B, D]; see the contract. Raises ValueError for heads above 512 wide."""
+    num_tokens, num_heads, head_dim = query.shape
+    num_kv_heads = key_pages.shape[0]
+    if head_dim > MAX_HEAD_DIM:
+        raise ValueError(f"attention: heads of {head_dim} numbers, native kernels take {MAX_HEAD_DIM} at most")
+    if query.stride(2) != 1:
+        query = query.contiguous()
+    out = torch.empty(query.shape, dtype=query.dtype)
+    if num_tokens == 0:
+        return out
+    layout = plan.layout(num_heads // num_kv_heads, num_kv_heads, torch.get_num_threads())
+    call = _Call(
+        *(tensor.data_ptr() for tensor in (query, key_pages, value_pages, out)),
+        *(query.stride(0), query.stride(1), key_pages.stride(0)),
+        *(num_heads, num_kv_heads, head_dim),
+        *(query.dtype == torch.bfloat16, key_pages.dtype == torch.bfloat16, masking.window or 0),
+        *(masking.scale, masking.softcap or 0.0),
+    )
+    library.batchgen_attention(ctypes.byref(layout.plan), ctypes.byref(call))
+    return out
+
+
+def _make_layout(items: AttentionItems, tasks: Tasks, block_size: int) -> Layout:
+    rows = np.stack(
+        [
+            tasks.first_query,
+            tasks.num_queries,
+            items.block_offset[tasks.item] + tasks.first_key // block_size,
+            tasks.num_keys,
+            items.start[tasks.item] + tasks.first_key,
+            tasks.first_partial,
+        ],
+        axis=1,
+    )
+    merged, offsets, partials = _merges(items, tasks)
+    arrays = (rows, items.queries, items.positions, items.blocks, tasks.counts == 1, merged, offsets, partials)
+    arrays = tuple(np.ascontiguousarray(array, dtype=np.int64) for array in arrays)
+    addresses = (array.ctypes.data for array in arrays)
+    return Layout(_Plan(*addresses, len(rows), len(merged), tasks.num_partials, block_size), arrays)
+
+
+def _merges(items: AttentionItems, tasks: Tasks) -> tuple[Ints, Ints, Ints]:
+    """Queries with several partial results: their numbers, offsets, and the rows of the results."""
+    query = items.queries[expand(tasks.first_query, tasks.num_queries)]
+    rows = np.flatnonzero(tasks.counts[query] > 1)
+    rows = rows[np.argsort(query[rows], kind="stable")]
+    merged = np.flatnonzero(tasks.counts > 1)
+    return merged, np.concatenate([[0], np.cumsum(tasks.counts[merged])]), rows

@@ -1,0 +1,91 @@
+"""How the work items of a step become tasks of the native kernel: (run of queries, run of keys), dearest first.
+
+Knows costs and limits, in NumPy on the host; the kernel clips each task to what its layer's window leaves.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import AttentionItems, Ints
+
+MAX_LANES = 256  # of a task: queries times the query heads of a key/value head
+NARROW_LANES = 4  # tasks of so few lanes are bound by memory: every key is read in place
+VECTOR = 16  # lanes worked on at once
+MIN_KEYS = 256  # a run of keys is not cut shorter
+TASKS_PER_THREAD = 8  # wanted at least, so that threads finish together
+NARROW_COST = 2.0  # of one key, in units of one key of a vector of lanes on the wide path
+PACK_COST = 1.0  # of one key on the wide path, whatever the lanes
+
+
+@dataclass(frozen=True, slots=True)
+class Tasks:
+    """Columns of one task each, and which queries have how many partial results."""
+
+    item: Ints
+    first_query: Ints  # counted in the list of queries of all items
+    num_queries: Ints
+    first_key: Ints  # counted in the item, a multiple of the block size
+    num_keys: Ints
+    first_partial: Ints  # row of the first query's partial result
+    counts: Ints  # [T] partial results of every query
+
+    @property
+    def num_partials(self) -> int:
+        return int(self.num_queries.sum())
+
+
+def make_tasks(items: AttentionItems, block_size: int, group: int, num_kv_heads: int, threads: int) -> Tasks:
+    """Tasks for `group` query heads to a key/value head. Raises ValueError when a query sees no key."""
+    most = max(1, MAX_LANES // group)
+    item, first_query, num_queries = _split(np.diff(items.query_offset), most)
+    first_query = first_query + items.query_offset[item]
+    num_keys = _visible_keys(items, item, first_query, num_queries)
+    cost = task_cost(num_queries * group, num_keys)
+    share = cost.sum() * num_kv_heads / (threads * TASKS_PER_THREAD)
+    parts = np.ceil(cost / max(share, 1.0)) if threads > 1 else np.ones_like(cost)
+    parts = np.clip(parts, 1, np.maximum(num_keys // MIN_KEYS, 1)).astype(np.int64)
+    blocks = -(-num_keys // block_size)
+    row, first_block, num_blocks = _split(blocks, np.maximum(-(-blocks // parts), 1))
+    first_key = first_block * block_size
+    num_keys = np.minimum(num_blocks * block_size, num_keys[row] - first_key)
+    order = np.argsort(-task_cost(num_queries[row] * group, num_keys), kind="stable")
+    row, first_key, num_keys = row[order], first_key[order], num_keys[order]
+    num_queries, first_query = num_queries[row], first_query[row]
+    counts = np.bincount(items.queries[expand(first_query, num_queries)], minlength=len(items.positions))
+    if not counts.all():
+        raise ValueError(f"attention: query {int(np.argmin(counts))} of the step sees no keys")
+    return Tasks(item[row], first_query, num_queries, first_key, num_keys, np.cumsum(num_queries) - num_queries, counts)
+
+
+def task_cost(lanes: Ints, num_keys: Ints) -> NDArray[np.float64]:
+    """Predicted time of a task, in units of one key of a vector of lanes."""
+    per_key = np.where(lanes <= NARROW_LANES, NARROW_COST, -(-lanes // VECTOR) + PACK_COST)
+    return num_keys * per_key
+
+
+def expand(first: Ints, count: Ints) -> Ints:
+    """first[0], first[0] + 1, .. first[0] + count[0] - 1, first[1], .."""
+    return np.arange(int(count.sum())) + np.repeat(first - (np.cumsum(count) - count), count)
+
+
+def _split(sizes: Ints, most: Ints | int) -> tuple[Ints, Ints, Ints]:
+    """Cuts each size into equal parts of at most `most`: owner, beginning and size of every part."""
+    parts = -(-sizes // most)
+    owner = np.repeat(np.arange(len(sizes)), parts)
+    part = np.arange(len(owner)) - np.repeat(np.cumsum(parts) - parts, parts)
+    share = -(-sizes[owner] // parts[owner])
+    begin = part * share
+    return owner, begin, np.maximum(np.minimum(sizes[owner] - begin, share), 0)
+
+
+def _visible_keys(items: AttentionItems, item: Ints, first: Ints, count: Ints) -> Ints:
+    """How many of an item's keys lie at or before the last of count queries."""
+    if not len(item):
+        return item
+    positions = np.append(items.positions[items.queries], 0)  # an edge may lie behind the last query
+    edges = np.stack([first, first + count], axis=1).ravel()
+    last = np.maximum.reduceat(positions, edges)[::2]
+    visible: Ints = np.clip(last + 1 - items.start[item], 0, items.length[item])
+    return visible

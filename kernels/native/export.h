@@ -1,0 +1,4 @@
+// What Python calls: everything else stays inside the library.
+#pragma once
+
+#define BATCHGEN_EXPORT extern "C" __attribute__((visibility("default")))

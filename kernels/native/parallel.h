@@ -1,0 +1,43 @@
+// Loops over OpenMP's threads: the threads that torch uses, reached by the functions of the runtime torch has loaded.
+// Nothing is linked: without a runtime the loops run on the calling thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace batchgen {
+
+int num_threads();
+void run_on_threads(void (*body)(void*), void* data, int threads);
+
+// body(index) for every index below count. Whoever is free takes the next, so the dearest should come first.
+template <class Body>
+void parallel(int64_t count, const Body& body) {
+    const int threads = int(count < num_threads() ? count : num_threads());
+    if (threads <= 1) {
+        for (int64_t index = 0; index < count; ++index) body(index);
+        return;
+    }
+    struct Job {
+        const Body* body;
+        int64_t count;
+        std::atomic<int64_t> next{0};
+    } job{&body, count};
+    run_on_threads(
+        [](void* data) {
+            Job& job = *static_cast<Job*>(data);
+            for (int64_t index; (index = job.next.fetch_add(1, std::memory_order_relaxed)) < job.count;)
+                (*job.body)(index);
+        },
+        &job, threads);
+}
+
+// body(begin, end) over equal parts of 0 .. count, none of them much smaller than `least`.
+template <class Body>
+void parallel_parts(int64_t count, int64_t least, const Body& body) {
+    const int64_t most = count / (least > 1 ? least : 1);
+    const int64_t parts = most < 1 ? 1 : (most < num_threads() ? most : num_threads());
+    parallel(parts, [&](int64_t part) { body(count * part / parts, count * (part + 1) / parts); });
+}
+
+}  // namespace batchgen

@@ -1,0 +1,57 @@
+"""Builds the native kernels: every .cpp of kernels/, once per instruction set, as a plain shared library.
+
+A machine without a compiler installs all the same. How to add a source: see kernels/native/__init__.py.
+"""
+
+import platform
+from glob import glob
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+SOURCES = sorted(glob("kernels/**/*.cpp", recursive=True))
+HEADERS = sorted(glob("kernels/**/*.h", recursive=True))
+FLAGS = [
+    "-std=c++17",
+    "-O3",
+    "-fvisibility=hidden",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=off",
+    "-Wno-uninitialized",
+    "-Wno-maybe-uninitialized",
+]
+X86 = {
+    "avx512": [*(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "bf16", "vnni")), "-mfma"],
+    "avx2": ["-mavx2", "-mfma"],
+}
+SETS = {"portable": [], **(X86 if platform.machine().lower() in ("x86_64", "amd64") else {})}
+
+
+class BuildLibraries(build_ext):
+    """Keeps the object files of the instruction sets apart, and gives the libraries names without a Python version."""
+
+    def build_extension(self, ext: Extension) -> None:
+        shared, self.build_temp = self.build_temp, str(Path(self.build_temp) / ext.name)
+        super().build_extension(ext)
+        self.build_temp = shared
+
+    def get_ext_filename(self, ext_name: str) -> str:
+        return str(Path(*ext_name.split("."))) + ".so"
+
+
+setup(
+    ext_modules=[
+        Extension(
+            f"batchgen.kernels.native.{name}",
+            SOURCES,
+            depends=HEADERS,
+            extra_compile_args=[*FLAGS, *flags],
+            language="c++",
+            optional=True,
+        )
+        for name, flags in SETS.items()
+    ],
+    cmdclass={"build_ext": BuildLibraries},
+)
