@@ -8,9 +8,12 @@ I work items, O linear outputs.
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from .attention import AttentionItems, Masking
+    from .linear_int4 import Int4Weight
+    from .linear_int8 import Int8Weight
     from .sampling import Filters, Penalties
 
 
@@ -24,6 +27,19 @@ class Kernels(Protocol):
     def swiglu(self, gate_up: "Tensor") -> "Tensor": ...
 
     def linear(self, x: "Tensor", weight: "Tensor", bias: "Tensor | None") -> "Tensor": ...
+
+    def pack_int8(self, weight: "Int8Weight") -> Any:
+        """The weight as `linear_int8` of this device reads it; made once at load, `weight` is not kept.
+
+        Its `values(rows)` gives rows of the weight back, [R, H] float32.
+        """
+
+    def linear_int8(self, x: "Tensor", weight: Any, bias: "Tensor | None", dtype: "torch.dtype") -> "Tensor": ...
+
+    def pack_int4(self, weight: "Int4Weight") -> Any:
+        """The same for `linear_int4`."""
+
+    def linear_int4(self, x: "Tensor", weight: Any, bias: "Tensor | None", dtype: "torch.dtype") -> "Tensor": ...
 
     def write_kv(
         self, key: "Tensor", value: "Tensor", slots: "Tensor", key_pages: "Tensor", value_pages: "Tensor"

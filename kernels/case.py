@@ -21,6 +21,7 @@ class Case:
     name: str
     make: Callable[[torch.dtype], Arguments]  # the same values at every call, on the CPU
     elements: int = 0  # read and written at least, in units of the dtype
+    bytes: int = 0  # read besides, whatever the dtype
     operations: int = 0  # floating point operations
     path: Any = None  # the launch path the case must take, where the op has a choice
 

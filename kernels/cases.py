@@ -3,6 +3,8 @@
 from .attention import cases as attention
 from .case import Op
 from .linear import cases as linear
+from .linear_int4 import cases as linear_int4
+from .linear_int8 import cases as linear_int8
 from .rms_norm import cases as rms_norm
 from .rotary import cases as rotary
 from .sampling import cases as sampling
@@ -14,8 +16,11 @@ OPS: tuple[Op, ...] = (
     rotary.OP,
     swiglu.OP,
     linear.OP,
+    linear_int8.OP,
+    linear_int4.OP,
     write_kv.OP,
     attention.OP,
     *sampling.OPS,
 )
-LARGE: tuple[Op, ...] = (attention.STEPS, sampling.LARGE_SAMPLE)  # sizes of real steps, for the benchmark
+# Sizes of real steps, for the benchmark.
+LARGE: tuple[Op, ...] = (attention.STEPS, sampling.LARGE_SAMPLE, linear_int8.SPEED, linear_int4.SPEED)

@@ -3,7 +3,9 @@
 import logging
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from . import Kernels
@@ -12,7 +14,14 @@ from .attention import native as native_attention
 from .attention.native import NativePlan
 from .attention.reference import AttentionPlan, attention, plan_attention
 from .linear.reference import linear
+from .linear_int4 import Int4Weight
+from .linear_int4.reference import linear_int4
+from .linear_int8 import Int8Weight
+from .linear_int8.reference import linear_int8
 from .native.library import available, open_library
+from .panels import native as native_panels
+from .panels import segment_of
+from .panels.native import Panels
 from .rms_norm.reference import rms_norm
 from .rotary.reference import rotary
 from .sampling import Filters, Penalties
@@ -37,6 +46,20 @@ class ReferenceKernels:
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return linear(x, weight, bias)
+
+    def pack_int8(self, weight: Int8Weight) -> Any:
+        segment_of(weight.group, weight.shape[1])
+        return weight
+
+    def linear_int8(self, x: Tensor, weight: Any, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        return linear_int8(x, weight, bias, dtype)
+
+    def pack_int4(self, weight: Int4Weight) -> Any:
+        segment_of(weight.group, weight.shape[1])
+        return weight
+
+    def linear_int4(self, x: Tensor, weight: Any, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        return linear_int4(x, weight, bias, dtype)
 
     def write_kv(self, key: Tensor, value: Tensor, slots: Tensor, key_pages: Tensor, value_pages: Tensor) -> None:
         write_kv(key, value, slots, key_pages, value_pages)
@@ -76,6 +99,18 @@ class NativeKernels(ReferenceKernels):
         self, query: Tensor, key_pages: Tensor, value_pages: Tensor, plan: NativePlan, masking: Masking
     ) -> Tensor:
         return native_attention.attention(self._library, query, key_pages, value_pages, plan, masking)
+
+    def pack_int8(self, weight: Int8Weight) -> Panels:
+        return native_panels.pack_int8(weight)
+
+    def linear_int8(self, x: Tensor, weight: Panels, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        return native_panels.linear(self._library, x, weight, bias, dtype)
+
+    def pack_int4(self, weight: Int4Weight) -> Panels:
+        return native_panels.pack_int4(weight)
+
+    def linear_int4(self, x: Tensor, weight: Panels, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        return native_panels.linear(self._library, x, weight, bias, dtype)
 
 
 @cache

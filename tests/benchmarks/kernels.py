@@ -67,7 +67,8 @@ def main(device: str, names: tuple[str, ...], threads: int | None) -> None:
         for case in op.cases if not names or op.name in names else ():
             for dtype in op.tolerance:
                 took = seconds(verified(op, case, dtype, kernels))
-                rate, bandwidth = case.operations / took / 1e9, case.elements * dtype.itemsize / took / 1e9
+                moved = case.elements * dtype.itemsize + case.bytes
+                rate, bandwidth = case.operations / took / 1e9, moved / took / 1e9
                 click.echo(
                     f"{op.name:9} {case.name:40} {str(dtype)[6:]:9} {took * 1e3:9.3f} ms "
                     f"{rate:6.0f} GFLOP/s ({rate / limit[dtype][0]:4.0%}) "

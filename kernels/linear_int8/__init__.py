@@ -1,0 +1,44 @@
+"""Matrix product with a weight of whole numbers in 8 bits, per output or per group of inputs: the contract.
+
+    out = x' @ value.T + bias        x' and value as in kernels/panels
+
+x       [T, H]   float32 or bfloat16; a row's numbers lie side by side
+weight  `Int8Weight` as `pack_int8` of the same table returns it
+bias    [O]      float32, or None
+dtype   of out: float32 or bfloat16
+out     [T, O]   new; rounded once
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Weight:
+    """q [O, H] int8, -128 .. 127. scale and minimum [O, ceil(H / group)], both float16 or both float32."""
+
+    q: "Tensor"
+    scale: "Tensor"
+    minimum: "Tensor | None"
+    group: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(outputs, inputs)."""
+        return self.q.shape[0], self.q.shape[1]
+
+    def codes(self) -> "Tensor":
+        """[O, H], a whole number each."""
+        return self.q
+
+    def values(self, rows: "Tensor | None" = None) -> "Tensor":
+        """[O, H] float32, or only the given rows: what the numbers stand for."""
+        from ..panels.reference import dequantise
+
+        if rows is None:
+            return dequantise(self.q, self.scale, self.minimum, self.group)
+        minimum = None if self.minimum is None else self.minimum[rows]
+        return dequantise(self.q[rows], self.scale[rows], minimum, self.group)

@@ -1,0 +1,44 @@
+"""Cases of the 8-bit linear layer."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import Kernels
+from ..case import Op, Results, generator, normal
+from ..panels.cases import Form, common_cases, expected, scales, speed_cases
+from . import Int8Weight
+
+
+def run(kernels: Kernels, x: Tensor, weight: Int8Weight, bias: Tensor | None) -> Results:
+    return (kernels.linear_int8(x, kernels.pack_int8(weight), bias, x.dtype),)
+
+
+def prepare(kernels: Kernels, x: Tensor, weight: Int8Weight, bias: Tensor | None) -> Callable[[], Any]:
+    packed = kernels.pack_int8(weight)
+    return lambda: kernels.linear_int8(x, packed, bias, x.dtype)
+
+
+def make_weight(outputs: int, inputs: int, form: Form) -> Int8Weight:
+    scale, group = scales(outputs, inputs, form, 128)
+    q = torch.randint(-128, 128, (outputs, inputs), generator=generator(4), dtype=torch.int8)
+    minimum = normal(tuple(scale.shape), scale.dtype, 6, inputs**-0.5) if form.minimum else None
+    return Int8Weight(q, scale, minimum, group)
+
+
+CHANNEL = Form(half=False, minimum=False)
+FORMS = (
+    ("groups of 32", Form(32, minimum=False)),
+    ("groups of 16", Form(16, half=False, minimum=False)),
+    ("groups of 64 with a minimum", Form(64)),
+    ("one group with a minimum", Form(half=False)),
+    ("groups of 4", Form(4)),
+    ("groups of 40", Form(40)),
+    ("a group longer than the inputs", Form(256)),
+)
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+
+OP = Op("linear_int8", run, expected, TOLERANCE, common_cases(make_weight, FORMS, CHANNEL), prepare=prepare)
+SPEED = Op("linear_int8", run, expected, TOLERANCE, speed_cases(make_weight, CHANNEL), prepare=prepare)

@@ -1,0 +1,507 @@
+// Products of 8-bit activations with 8-bit or 4-bit weights, summed in whole numbers over a segment of the inputs and in
+// floats over the segments. Knows the panel layout of native.py; the arithmetic is that of the contract in __init__.py.
+#include <algorithm>
+#include <memory>
+
+#include "../native/export.h"
+#include "../native/parallel.h"
+#include "../native/simd.h"
+
+namespace batchgen {
+namespace {
+
+#define BATCHGEN_INLINE inline __attribute__((always_inline))  // arrays stay in registers only where all is inlined
+
+constexpr int OUTPUTS = 16;  // of a panel
+constexpr int PARTS = OUTPUTS / WIDTH;
+constexpr int QUAD_BYTES = 4 * OUTPUTS;  // four inputs of a panel, one byte each
+constexpr int SEGMENT_QUADS = 8;         // of the usual segment: 32 inputs
+constexpr int CACHE_LINE = 64;
+constexpr int64_t BLOCK_TOKENS = 256;    // whose activations stay in the cache while the panels pass
+constexpr int64_t LEAST_PARALLEL = 1 << 18;  // products below which waking the threads costs more than it gains
+constexpr float SMALLEST = 7.8886090522101181e-31f;  // 2^-100; segments that stay below are zero
+constexpr int32_t SIZE_BITS = 0x7fffffff, INFINITE = 0x7f800000;
+
+#if defined(__AVX512VNNI__)
+constexpr int TILE_TOKENS = 6, TILE_PANELS = 2;
+#elif defined(__AVX2__)
+constexpr int TILE_TOKENS = 3, TILE_PANELS = 1;
+#else
+constexpr int TILE_TOKENS = 1, TILE_PANELS = 1;
+#endif
+
+// A weight and a batch as Python lays them out; the fields stand in the same order in native.py.
+struct Weight {
+    const uint8_t* codes;
+    const void* scale;    // [panels, groups, 16]
+    const void* minimum;  // alike, or null
+    int64_t outputs, inputs, groups, group, segment;  // group and segment: inputs, multiples of 4 unless there is one
+    int64_t bits, halves, zero;                       // halves: scale and minimum are float16; value: code - zero
+
+    int64_t quads() const { return (inputs + 3) / 4; }
+    int64_t segments() const { return (inputs + segment - 1) / segment; }
+    int64_t segments_per_group() const { return groups == 1 ? segments() : group / segment; }
+    int64_t panels() const { return (outputs + OUTPUTS - 1) / OUTPUTS; }
+    int64_t pairs() const { return (quads() + 1) / 2; }
+    int64_t panel_bytes() const { return (bits == 8 ? quads() : pairs()) * QUAD_BYTES; }
+};
+
+struct Call {
+    const void* x;
+    const float* bias;  // or null
+    void* out;
+    int64_t tokens, x_stride, out_stride, x_bfloat16, out_bfloat16;
+};
+
+// Quantised activations: value = code * scale, the scale one per token and segment.
+struct Activations {
+    int8_t* codes;     // [tokens, code_stride]
+    float* scale;      // [tokens, segments]
+    int32_t* offsets;  // [tokens, segments]: -zero times the sum of the codes
+    float* sums;       // [tokens, groups]: sums of values
+    int64_t code_stride;
+};
+
+// Memory of this thread, at the start of a cache line, kept from call to call.
+template <int KIND>
+char* room(int64_t bytes) {
+    static thread_local std::unique_ptr<char[]> mine;
+    static thread_local int64_t size = 0;
+    if (bytes > size) mine.reset(new char[(size = bytes) + CACHE_LINE]);
+    return mine.get() + (CACHE_LINE - reinterpret_cast<uintptr_t>(mine.get()) % CACHE_LINE);
+}
+
+// --- sixteen outputs -------------------------------------------------------------------------------------------------
+
+struct Values {
+    Vec part[PARTS];
+};
+struct Sums {
+    Ints part[PARTS];
+};
+
+#if defined(__AVX512VNNI__)
+
+struct Codes {
+    __m512i bytes;
+};
+using Four = __m512i;
+
+inline Codes load_codes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+
+inline Four load_four(const int8_t* p) {
+    int32_t bits;
+    std::memcpy(&bits, p, 4);
+    return _mm512_set1_epi32(bits);
+}
+
+// As the instruction itself: the compiler's intrinsic copies every sum to and fro.
+inline void dot(Sums& sums, const Codes& codes, Four four) {
+    Ints sum = sums.part[0];
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes.bytes), "v"(four));
+    sums.part[0] = sum;
+}
+
+#elif defined(__AVX2__)
+
+struct Codes {
+    __m256i even[PARTS], odd[PARTS];  // inputs 0 and 2, 1 and 3 of every output, 16 bits each
+};
+struct Four {
+    __m256i even, odd;
+};
+
+inline Codes load_codes(const uint8_t* p) {
+    Codes codes;
+#pragma GCC unroll 8
+    for (int part = 0; part < PARTS; ++part) {
+        const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p) + part);
+        codes.even[part] = _mm256_and_si256(bytes, _mm256_set1_epi16(255));
+        codes.odd[part] = _mm256_srli_epi16(bytes, 8);
+    }
+    return codes;
+}
+
+inline Four load_four(const int8_t* p) {
+    int32_t bits;
+    std::memcpy(&bits, p, 4);
+    const __m256i bytes = _mm256_set1_epi32(bits);
+    return {_mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8), _mm256_srai_epi16(bytes, 8)};
+}
+
+inline void dot(Sums& sums, const Codes& codes, const Four& four) {
+#pragma GCC unroll 8
+    for (int part = 0; part < PARTS; ++part) {
+        const __m256i even = _mm256_madd_epi16(codes.even[part], four.even);
+        const __m256i odd = _mm256_madd_epi16(codes.odd[part], four.odd);
+        sums.part[part] += (Ints)even + (Ints)odd;
+    }
+}
+
+#else
+
+struct Codes {
+    Ints part[PARTS];
+};
+struct Four {
+    int32_t part[4];
+};
+
+inline Codes load_codes(const uint8_t* p) {
+    Codes codes;
+    std::memcpy(&codes, p, sizeof codes);
+    return codes;
+}
+
+inline Four load_four(const int8_t* p) { return {{p[0], p[1], p[2], p[3]}}; }
+
+inline void dot(Sums& sums, const Codes& codes, const Four& four) {
+#pragma GCC unroll 8
+    for (int part = 0; part < PARTS; ++part)
+        for (int byte = 0; byte < 4; ++byte)
+            sums.part[part] += ((codes.part[part] >> (8 * byte)) & 255) * four.part[byte];
+}
+
+#endif
+
+inline Values load_values(const float* p) {
+    Values values;
+#pragma GCC unroll 8
+    for (int part = 0; part < PARTS; ++part) values.part[part] = load(p + part * WIDTH);
+    return values;
+}
+
+template <class Out>
+inline void store_values(Out* p, const Values& values, int64_t count) {
+#pragma GCC unroll 8
+    for (int part = 0; part < PARTS; ++part) {
+        const int64_t left = count - part * WIDTH;
+        if (left >= WIDTH)
+            store(p + part * WIDTH, values.part[part]);
+        else if (left > 0)
+            store_part(p + part * WIDTH, values.part[part], int(left));
+    }
+}
+
+// Two quads of nibbles as two quads of bytes.
+inline void unpack(const uint8_t* packed, uint8_t* bytes) {
+#pragma GCC unroll 8
+    for (int part = 0; part < PARTS; ++part) {
+        Words words;
+        std::memcpy(&words, packed + part * sizeof words, sizeof words);
+        const Words low = words & 0x0f0f0f0f, high = (words >> 4) & 0x0f0f0f0f;
+        std::memcpy(bytes + part * sizeof words, &low, sizeof low);
+        std::memcpy(bytes + QUAD_BYTES + part * sizeof words, &high, sizeof high);
+    }
+}
+
+// Finite float16 as float: shifted into place, the exponent mended by one product, which also serves subnormals.
+inline Vec widen_halves(const uint16_t* p) {
+    Halves halves;
+    std::memcpy(&halves, p, sizeof halves);
+    const Words bits = __builtin_convertvector(halves, Words);
+    const Vec size = (Vec)((bits & 0x7fff) << 13) * splat(5.192296858534828e33f);  // 2^112
+    return (Vec)((Words)size | ((bits & 0x8000) << 16));
+}
+
+// --- a tile: some tokens times some panels ---------------------------------------------------------------------------
+
+// What a task works on: panels whose codes are bytes and whose scales are floats.
+struct Panels {
+    const uint8_t* codes;
+    const float *scale, *minimum;
+    int64_t code_stride, scale_stride;  // from one panel to the next
+    int64_t first;                      // output
+};
+
+template <int T, int P>
+BATCHGEN_INLINE void add_quads(Sums (&sums)[T][P], const int8_t* x, int64_t x_stride, const uint8_t* codes, int64_t stride,
+                      int64_t quads) {
+    for (int64_t quad = 0; quad < quads; ++quad) {
+        Codes panel[P];
+#pragma GCC unroll 8
+        for (int p = 0; p < P; ++p) panel[p] = load_codes(codes + p * stride + quad * QUAD_BYTES);
+#pragma GCC unroll 8
+        for (int t = 0; t < T; ++t) {
+            const Four four = load_four(x + t * x_stride + quad * 4);
+#pragma GCC unroll 8
+            for (int p = 0; p < P; ++p) dot(sums[t][p], panel[p], four);
+        }
+    }
+}
+
+template <int T, int P>
+BATCHGEN_INLINE void add_segment(Sums (&sums)[T][P], const int8_t* x, int64_t x_stride, const uint8_t* codes, int64_t stride,
+                        int64_t quads) {
+    if (quads == SEGMENT_QUADS)
+        add_quads<T, P>(sums, x, x_stride, codes, stride, SEGMENT_QUADS);
+    else
+        add_quads<T, P>(sums, x, x_stride, codes, stride, quads);
+}
+
+template <bool GROUPED, int T, int P>
+BATCHGEN_INLINE void add_scaled(Values (&totals)[T][P], const Sums (&sums)[T][P], const Values (&scale)[P], const float* factor,
+                       int64_t stride) {
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t)
+#pragma GCC unroll 8
+        for (int p = 0; p < P; ++p)
+#pragma GCC unroll 8
+            for (int part = 0; part < PARTS; ++part) {
+                const Vec by = splat(factor[t * stride]);
+                const Vec whole = __builtin_convertvector(sums[t][p].part[part], Vec);
+                Vec& total = totals[t][p].part[part];
+                total = fma(whole, GROUPED ? by * scale[p].part[part] : by, total);
+            }
+}
+
+template <int T, int P>
+BATCHGEN_INLINE void add_minimum(Values (&totals)[T][P], const Panels& panels, int64_t group, const float* sums,
+                        int64_t stride) {
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) {
+        const Values minimum = load_values(panels.minimum + p * panels.scale_stride + group * OUTPUTS);
+#pragma GCC unroll 8
+        for (int t = 0; t < T; ++t)
+#pragma GCC unroll 8
+            for (int part = 0; part < PARTS; ++part)
+                totals[t][p].part[part] = fma(splat(sums[t * stride]), minimum.part[part], totals[t][p].part[part]);
+    }
+}
+
+template <int T, int P, class Out>
+BATCHGEN_INLINE void finish(const Values (&totals)[T][P], const Weight& weight, int64_t first, const Call& call, int64_t token) {
+    Out* out = static_cast<Out*>(call.out) + token * call.out_stride + first;
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) {
+        const int64_t left = std::min<int64_t>(OUTPUTS, weight.outputs - first - p * OUTPUTS);
+        float bias[OUTPUTS] = {};
+        if (call.bias) std::memcpy(bias, call.bias + first + p * OUTPUTS, left * sizeof(float));
+#pragma GCC unroll 8
+        for (int t = 0; t < T; ++t) {
+            Values values = totals[t][p];
+#pragma GCC unroll 8
+            for (int part = 0; part < PARTS; ++part) values.part[part] += load(bias + part * WIDTH);
+            store_values(out + t * call.out_stride + p * OUTPUTS, values, left);
+        }
+    }
+}
+
+template <bool GROUPED, int T, int P, class Out>
+void tile(const Weight& weight, const Panels& panels, const Activations& x, const Call& call, int64_t token) {
+    const int64_t segments = weight.segments(), per_group = weight.segments_per_group();
+    const int64_t segment_quads = (weight.segment + 3) / 4, quads = weight.quads();
+    const int8_t* codes = x.codes + token * x.code_stride;
+    const float *factor = x.scale + token * segments, *group_sums = x.sums + token * weight.groups;
+    const int32_t* offsets = x.offsets + token * segments;
+    Values totals[T][P] = {};
+    for (int64_t group = 0; group < weight.groups; ++group) {
+        Values scale[P];
+#pragma GCC unroll 8
+        for (int p = 0; p < P; ++p)
+            scale[p] = load_values(panels.scale + p * panels.scale_stride + group * OUTPUTS);
+        const int64_t end = std::min((group + 1) * per_group, segments);
+        for (int64_t segment = group * per_group; segment < end; ++segment) {
+            Sums sums[T][P];
+#pragma GCC unroll 8
+            for (int t = 0; t < T; ++t)
+#pragma GCC unroll 8
+                for (int p = 0; p < P; ++p)
+#pragma GCC unroll 8
+                    for (int part = 0; part < PARTS; ++part)
+                        sums[t][p].part[part] = Ints{} + offsets[t * segments + segment];
+            const int64_t quad = segment * segment_quads;
+            add_segment<T, P>(sums, codes + quad * 4, x.code_stride, panels.codes + quad * QUAD_BYTES,
+                              panels.code_stride, std::min(segment_quads, quads - quad));
+            add_scaled<GROUPED, T, P>(totals, sums, scale, factor + segment, segments);
+        }
+        if constexpr (!GROUPED)
+#pragma GCC unroll 8
+            for (int t = 0; t < T; ++t)
+#pragma GCC unroll 8
+                for (int p = 0; p < P; ++p)
+#pragma GCC unroll 8
+                    for (int part = 0; part < PARTS; ++part) totals[t][p].part[part] *= scale[p].part[part];
+        if (panels.minimum) add_minimum<T, P>(totals, panels, group, group_sums + group, weight.groups);
+    }
+    finish<T, P, Out>(totals, weight, panels.first, call, token);
+}
+
+template <bool GROUPED, int P, class Out, int T = TILE_TOKENS>
+void tiles(const Weight& weight, const Panels& panels, const Activations& x, const Call& call, int64_t token,
+           int64_t end) {
+    for (; token + T <= end; token += T) tile<GROUPED, T, P, Out>(weight, panels, x, call, token);
+    if constexpr (T > 1)
+        if (token < end) tiles<GROUPED, P, Out, T - 1>(weight, panels, x, call, token, end);
+}
+
+// --- a task: a block of tokens times some panels ---------------------------------------------------------------------
+
+// Scales or minima of `count` panels from `panel` on as floats, where they lie or in `space`.
+const float* as_floats(const Weight& weight, const void* values, int64_t panel, int64_t count, float* space) {
+    const int64_t length = weight.groups * OUTPUTS;
+    if (!values) return nullptr;
+    if (!weight.halves) return static_cast<const float*>(values) + panel * length;
+    const uint16_t* from = static_cast<const uint16_t*>(values) + panel * length;
+    for (int64_t index = 0; index < count * length; index += WIDTH) store(space + index, widen_halves(from + index));
+    return space;
+}
+
+const uint8_t* as_bytes(const Weight& weight, int64_t panel, int64_t count, uint8_t* space) {
+    const uint8_t* codes = weight.codes + panel * weight.panel_bytes();
+    if (weight.bits == 8) return codes;
+    for (int64_t pair = 0; pair < count * weight.pairs(); ++pair)
+        unpack(codes + pair * QUAD_BYTES, space + pair * 2 * QUAD_BYTES);
+    return space;
+}
+
+template <int P, class Out>
+void work(const Weight& weight, const Activations& x, const Call& call, int64_t panel, int64_t token) {
+    const int64_t byte_count = weight.bits == 8 ? 0 : P * weight.pairs() * 2 * QUAD_BYTES;
+    const int64_t float_count = P * weight.groups * OUTPUTS;
+    char* space = room<1>(byte_count + 2 * float_count * int64_t(sizeof(float)));
+    float* floats = reinterpret_cast<float*>(space + byte_count);
+    Panels panels;
+    panels.codes = as_bytes(weight, panel, P, reinterpret_cast<uint8_t*>(space));
+    panels.scale = as_floats(weight, weight.scale, panel, P, floats);
+    panels.minimum = as_floats(weight, weight.minimum, panel, P, floats + float_count);
+    panels.code_stride = (weight.bits == 8 ? weight.quads() : 2 * weight.pairs()) * QUAD_BYTES;
+    panels.scale_stride = weight.groups * OUTPUTS;
+    panels.first = panel * OUTPUTS;
+    const int64_t end = std::min(token + BLOCK_TOKENS, call.tokens);
+    if (weight.groups == 1)
+        tiles<false, P, Out>(weight, panels, x, call, token, end);
+    else
+        tiles<true, P, Out>(weight, panels, x, call, token, end);
+}
+
+template <class Out>
+void work(const Weight& weight, const Activations& x, const Call& call, int64_t task) {
+    const int64_t columns = (weight.panels() + TILE_PANELS - 1) / TILE_PANELS;
+    const int64_t panel = task % columns * TILE_PANELS, token = task / columns * BLOCK_TOKENS;
+    if (weight.panels() - panel >= TILE_PANELS)
+        work<TILE_PANELS, Out>(weight, x, call, panel, token);
+    else
+        work<1, Out>(weight, x, call, panel, token);
+}
+
+// --- activations -----------------------------------------------------------------------------------------------------
+
+typedef int8_t Bytes __attribute__((vector_size(WIDTH)));
+
+template <class T>
+inline Vec load_some(const T* p, int64_t count) {
+    return count >= WIDTH ? load(p) : load_part(p, int(count));
+}
+
+// The bits of the largest size of `count` numbers; NaN and infinity are the largest.
+template <class T>
+inline int32_t largest_bits(const T* x, int64_t count) {
+    Ints top = {};
+    for (int64_t i = 0; i < count; i += WIDTH) {
+        const Ints bits = (Ints)load_some(x + i, count - i) & SIZE_BITS;
+        top = bits > top ? bits : top;
+    }
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_epi32((__m512i)top);
+#else
+    int32_t most = top[0];
+    for (int lane = 1; lane < WIDTH; ++lane) most = std::max<int32_t>(most, top[lane]);
+    return most;
+#endif
+}
+
+inline int32_t total(Ints v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_epi32((__m512i)v);
+#else
+    int32_t sum = 0;
+    for (int lane = 0; lane < WIDTH; ++lane) sum += v[lane];
+    return sum;
+#endif
+}
+
+// The codes of a segment, nearest with ties to even; returns their sum. Writes up to `space` bytes.
+template <class T>
+inline int32_t round_codes(const T* x, int64_t count, float inverse, int8_t* codes, int64_t space) {
+    const Vec shifter = splat(12582912.0f);
+    Ints sum = {};
+    for (int64_t i = 0; i < space; i += WIDTH) {
+        const Vec v = i < count ? load_some(x + i, count - i) : Vec{};
+        const Ints whole = (Ints)(v * splat(inverse) + shifter) - (Ints)shifter;
+        const Bytes bytes = __builtin_convertvector(whole, Bytes);
+        sum += whole;
+        if (space - i >= WIDTH)
+            std::memcpy(codes + i, &bytes, WIDTH);
+        else
+            std::memcpy(codes + i, &bytes, space - i);
+    }
+    return total(sum);
+}
+
+template <class T>
+void quantise(const T* x, const Weight& weight, const Activations& to, int64_t token) {
+    const int64_t segments = weight.segments(), per_group = weight.segments_per_group();
+    float group_sum = 0;
+    for (int64_t segment = 0; segment < segments; ++segment) {
+        const int64_t first = segment * weight.segment, count = std::min(weight.segment, weight.inputs - first);
+        const int32_t bits = largest_bits(x + first, count);
+        float largest;
+        std::memcpy(&largest, &bits, sizeof largest);
+        const bool usable = bits < INFINITE && largest >= SMALLEST;
+        const float scale = usable ? largest / 127.0f : (bits < INFINITE ? 0.0f : NAN);
+        const int64_t space = std::min((weight.segment + 3) / 4 * 4, to.code_stride - first);
+        const int32_t sum =
+            round_codes(x + first, count, usable ? 127.0f / largest : 0.0f, to.codes + token * to.code_stride + first, space);
+        to.scale[token * segments + segment] = scale;
+        to.offsets[token * segments + segment] = int32_t(-weight.zero * sum);
+        group_sum += scale * float(sum);
+        if ((segment + 1) % per_group == 0 || segment + 1 == segments) {
+            to.sums[token * weight.groups + segment / per_group] = group_sum;
+            group_sum = 0;
+        }
+    }
+}
+
+template <class In>
+void quantise_all(const Weight& weight, const Call& call, const Activations& to) {
+    parallel_parts(call.tokens, 1 + 16384 / weight.inputs, [&](int64_t begin, int64_t end) {
+        for (int64_t token = begin; token < end; ++token)
+            quantise(static_cast<const In*>(call.x) + token * call.x_stride, weight, to, token);
+    });
+}
+
+Activations make_activations(const Weight& weight, const Call& call) {
+    const int64_t segments = weight.segments(), stride = weight.quads() * 4;
+    const int64_t numbers = call.tokens * (2 * segments + weight.groups);
+    char* space = room<0>(numbers * 4 + call.tokens * stride);
+    Activations x;
+    x.scale = reinterpret_cast<float*>(space);
+    x.sums = x.scale + call.tokens * segments;
+    x.offsets = reinterpret_cast<int32_t*>(x.sums + call.tokens * weight.groups);
+    x.codes = reinterpret_cast<int8_t*>(x.offsets + call.tokens * segments);
+    x.code_stride = stride;
+    return x;
+}
+
+void multiply(const Weight& weight, const Call& call) {
+    const Activations x = make_activations(weight, call);
+    call.x_bfloat16 ? quantise_all<bfloat16>(weight, call, x) : quantise_all<float>(weight, call, x);
+    const int64_t columns = (weight.panels() + TILE_PANELS - 1) / TILE_PANELS;
+    const int64_t tasks = columns * ((call.tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS);
+    const bool small = call.tokens * weight.inputs * weight.outputs < LEAST_PARALLEL;
+    const auto body = [&](int64_t task) {
+        call.out_bfloat16 ? work<bfloat16>(weight, x, call, task) : work<float>(weight, x, call, task);
+    };
+    if (small)
+        for (int64_t task = 0; task < tasks; ++task) body(task);
+    else
+        parallel(tasks, body);
+}
+
+}  // namespace
+}  // namespace batchgen
+
+BATCHGEN_EXPORT void batchgen_panels(const batchgen::Weight* weight, const batchgen::Call* call) {
+    batchgen::multiply(*weight, *call);
+}

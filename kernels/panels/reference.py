@@ -1,0 +1,40 @@
+"""Quantised linears in plain PyTorch: round the activations, dequantise the weight, multiply. Knows no panels."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from . import SEGMENT
+
+SMALLEST = 2.0**-100  # the largest number of a segment that counts as zero lies below
+
+
+def quantise(x: Tensor, segment: int = SEGMENT) -> tuple[Tensor, Tensor]:
+    """x [T, H] -> codes [T, segments, S] float32 (the last segment filled with zeros), scale [T, segments] float32."""
+    missing = -x.shape[1] % segment
+    pieces = functional.pad(x.float(), (0, missing)).unflatten(1, (-1, segment))
+    largest = pieces.abs().amax(-1)
+    usable = largest.isfinite() & (largest >= SMALLEST)
+    most = torch.full_like(largest, 127)
+    codes = (pieces * (most / largest).where(usable, 0.0).unsqueeze(-1)).round()
+    scale = (largest / most).where(usable, 0.0).where(largest.isfinite(), torch.nan)
+    return codes.where(usable.unsqueeze(-1), 0.0), scale
+
+
+def rounded(x: Tensor, segment: int = SEGMENT) -> Tensor:
+    """x [T, H] as the quantised linears see it, float32."""
+    codes, scale = quantise(x, segment)
+    return (codes * scale.unsqueeze(-1)).flatten(1)[:, : x.shape[1]]
+
+
+def dequantise(codes: Tensor, scale: Tensor, minimum: Tensor | None, group: int) -> Tensor:
+    """codes [O, H], scale and minimum [O, groups] -> values [O, H] float32: one product and one sum, each rounded."""
+    scale, minimum = scale.float(), None if minimum is None else minimum.float()
+    index = torch.arange(codes.shape[1], device=codes.device) // min(group, codes.shape[1])
+    values = codes.float().mul_(scale[:, index])
+    return values if minimum is None else values.add_(minimum[:, index])
+
+
+def linear(x: Tensor, values: Tensor, bias: Tensor | None, segment: int, dtype: torch.dtype) -> Tensor:
+    """x [T, H] rounded, times values [O, H] float32 transposed, plus bias, as [T, O] in `dtype`."""
+    return functional.linear(rounded(x, segment), values, None if bias is None else bias.float()).to(dtype)

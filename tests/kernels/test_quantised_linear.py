@@ -1,0 +1,121 @@
+"""Quantised linears beyond their cases: what a batch must not change, numbers not finite, layouts, refusals."""
+
+import pytest
+import torch
+from backends import NATIVE, each_backend
+
+from batchgen.kernels import Kernels
+from batchgen.kernels.case import normal
+from batchgen.kernels.linear_int4 import Int4Weight, packed, unpacked
+from batchgen.kernels.linear_int4.cases import make_weight as int4
+from batchgen.kernels.linear_int8 import Int8Weight
+from batchgen.kernels.linear_int8.cases import make_weight as int8
+from batchgen.kernels.panels import segment_of
+from batchgen.kernels.panels.cases import Form
+from batchgen.kernels.panels.reference import quantise, rounded
+
+INT8 = int8(51, 100, Form(32))
+INT4 = int4(51, 100, Form(32))
+
+
+def both(kernels: Kernels, x: torch.Tensor) -> list[torch.Tensor]:
+    return [
+        kernels.linear_int8(x, kernels.pack_int8(INT8), None, torch.float32),
+        kernels.linear_int4(x, kernels.pack_int4(INT4), None, torch.float32),
+    ]
+
+
+@pytest.mark.parametrize("kernels", NATIVE.values(), ids=NATIVE)
+def test_a_row_does_not_see_its_neighbours(kernels: Kernels) -> None:
+    """Bit for bit: the number of rows and the place in a batch change no answer."""
+    x = normal((23, 100), torch.float32, 1)
+    whole = both(kernels, x)
+    for start, count in ((0, 1), (3, 1), (5, 6), (22, 1), (7, 11)):
+        for result, expected in zip(both(kernels, x[start : start + count]), whole, strict=True):
+            assert torch.equal(result, expected[start : start + count])
+
+
+@each_backend
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_row_that_is_not_finite_is_nan_alone(kernels: Kernels, value: float) -> None:
+    x = normal((9, 100), torch.float32, 1)
+    expected = both(kernels, x)
+    x[4, 99] = value
+    for result, clean in zip(both(kernels, x), expected, strict=True):
+        assert result[4].isnan().all()
+        others = torch.arange(9) != 4
+        torch.testing.assert_close(result[others], clean[others])
+
+
+@each_backend
+def test_nothing_gives_nothing(kernels: Kernels) -> None:
+    x = torch.zeros(3, 100)
+    x[1] = 1e-38
+    for result in both(kernels, x):
+        assert torch.equal(result, torch.zeros(3, 51))
+    assert [result.shape for result in both(kernels, x[:0])] == [(0, 51), (0, 51)]
+
+
+@each_backend
+@pytest.mark.parametrize("code", [-128, 127])
+def test_the_largest_sums_do_not_overflow(kernels: Kernels, code: int) -> None:
+    weight = Int8Weight(torch.full((17, 20_000), code, dtype=torch.int8), torch.ones(17, 1), None, 20_000)
+    out = kernels.linear_int8(torch.full((2, 20_000), -127.0), kernels.pack_int8(weight), None, torch.float32)
+    torch.testing.assert_close(out, torch.full((2, 17), -127.0 * 20_000 * code), rtol=1e-4, atol=0.0)
+
+
+@each_backend
+def test_strided_rows_and_another_number_type(kernels: Kernels) -> None:
+    x = normal((6, 250), torch.bfloat16, 2)
+    expected = both(kernels, x[:, 50:150].contiguous())
+    for result, same in zip(both(kernels, x[:, 50:150]), expected, strict=True):
+        assert result.dtype == torch.float32
+        assert torch.equal(result, same)
+
+
+@each_backend
+@pytest.mark.parametrize("group", [16, 32, 64, 0])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_rows_of_a_packed_weight(kernels: Kernels, group: int, symmetric: bool) -> None:
+    rows = torch.tensor([50, 0, 17, 17, 15])
+    for weight in (int8(51, 102, Form(group)), int8(51, 101, Form(group, minimum=False))):
+        assert torch.equal(kernels.pack_int8(weight).values(rows), weight.values()[rows])
+    weight4 = int4(51, 102, Form(group, symmetric=symmetric))
+    assert torch.equal(kernels.pack_int4(weight4).values(rows), weight4.values()[rows])
+
+
+def test_bytes_and_nibbles() -> None:
+    bytes_ = torch.arange(256, dtype=torch.uint8).view(2, 128)
+    assert unpacked(bytes_)[1, :4].tolist() == [0, 8, 1, 8]
+    assert torch.equal(packed(unpacked(bytes_)), bytes_)
+
+
+@pytest.mark.parametrize(
+    ("group", "inputs", "segment"),
+    [(32, 576, 32), (128, 576, 32), (16, 576, 16), (40, 200, 8), (576, 576, 32), (7, 3, 32)],
+)
+def test_segments(group: int, inputs: int, segment: int) -> None:
+    assert segment_of(group, inputs) == segment
+
+
+@each_backend
+@pytest.mark.parametrize("group", [1, 2, 30, 33])
+def test_a_group_size_that_does_not_fit_is_refused(kernels: Kernels, group: int) -> None:
+    with pytest.raises(ValueError, match=f"groups of {group} inputs"):
+        kernels.pack_int8(int8(3, 100, Form(group)))
+    with pytest.raises(ValueError, match=f"groups of {group} inputs"):
+        kernels.pack_int4(int4(3, 100, Form(group)))
+
+
+def test_rounding_of_activations_by_hand() -> None:
+    x = torch.tensor([[0.5, -1.0, 0.25, 1e-4, *[0.0] * 28, 3.0]])
+    codes, scale = quantise(x)
+    assert codes[0, 0, :4].tolist() == [64, -127, 32, 0]
+    assert codes[0, 1, :2].tolist() == [127, 0]
+    assert scale.tolist() == [[1 / 127, 3 / 127]] or torch.allclose(scale, torch.tensor([[1 / 127, 3 / 127]]))
+    assert (rounded(x) - x).abs().max() <= 0.5 * 3 / 127
+
+
+def test_int4_shape() -> None:
+    assert INT4.shape == (51, 100)
+    assert isinstance(INT4, Int4Weight)
