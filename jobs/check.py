@@ -3,21 +3,29 @@
 Knows what each section needs from the others; loads no torch and reads no more than file footers and first lines.
 """
 
+import glob
 from collections.abc import Callable, Iterable
+from datetime import date
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TypeVar
 
 import pyarrow as pa
 
+from batchgen.pipeline.chat import ChatTemplate
+from batchgen.pipeline.files import find_files
 from batchgen.pipeline.prompt import TemplateError, template_columns
 from batchgen.pipeline.result import result_schema
 from batchgen.pipeline.source import sample_schema
 
 from .errors import UsageError
+from .finals import first_file
+from .fingerprint import identity_of, identity_without_model
 from .job import Job, is_local, local_or_hub
 from .manifest import Manifest
 from .models import Models
 from .output import SIDECAR, require_output_directory, require_same_job
+from .resolved import chat_template
 
 T = TypeVar("T")
 
@@ -41,17 +49,40 @@ def check_job(job: Job, models: Models | None = None) -> list[str]:
 
 
 def check_files(job: Job) -> None:
-    """Local files that the job names must be there, and the output must not become input of the next run."""
-    for path in job.input.paths:
-        place = (job.base / path).resolve()
-        if place.is_dir() and job.output_path.resolve().is_relative_to(place):
-            raise UsageError(f"{job.source}: output.path: lies inside the input directory {path}; choose another place")
+    """Local files that the job names must be there and legal, and the output must not become input of the next run."""
+    require_output_directory(job.output_path)
+    _require_apart(job)
     for key in ("path", "tokenizer", "chat_template"):
         value = getattr(job.model, key)
         if value is None or not (key == "chat_template" or is_local(value, job.base)):
             continue
         if not Path(local_or_hub(value, job.base) if key != "chat_template" else job.base / value).exists():
             raise UsageError(f"{job.source}: model.{key}: {value} does not exist")
+    if (template := chat_template(job)) is not None:
+        _named(job, lambda: ChatTemplate(template, {}, date.today().isoformat(), "model.chat_template"))
+
+
+def _require_apart(job: Job) -> None:
+    output, name = job.output_path.resolve(), first_file(job.output.format)
+    for path in job.input.paths:
+        place = (job.base / path).resolve()
+        if place.is_dir() and output.is_relative_to(place):
+            raise UsageError(f"{job.source}: output.path: lies inside the input directory {path}; choose another place")
+        pattern = Path(glob.escape(str(job.base.resolve()))) / Path(path).expanduser()
+        if _matches((output / name).parts, pattern.parts):
+            raise UsageError(f"{job.source}: output.path: its {name} would be input by {path}; choose another place")
+    for file in find_files(job.input, job.base):
+        if output in file.path.resolve().parents:
+            raise UsageError(f"{job.source}: input.path: {file.name} lies inside output.path; choose another place")
+
+
+def _matches(parts: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
+    """Whether a glob finds a path, both cut at their slashes."""
+    if not pattern or not parts:
+        return not pattern and not parts
+    if pattern[0] == "**":
+        return _matches(parts, pattern[1:]) or _matches(parts[1:], pattern)
+    return fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
 
 
 def check_columns(job: Job, schema: pa.Schema) -> None:
@@ -84,11 +115,11 @@ def check_model(job: Job, models: Models) -> int:
 
 def check_output(job: Job, models: Models) -> None:
     """The output directory must be free for this job, or its own."""
-    require_output_directory(job.output_path)
     stored = Manifest.load(job.output_path / SIDECAR / "manifest.json")
     if stored is not None:
-        digest = models.digest(job) if is_local(job.model.path, job.base) else stored.identity["model"]["digest"]
-        require_same_job(job, digest, stored)
+        local = is_local(job.model.path, job.base)
+        identity = identity_of(job, models) if local else identity_without_model(job, stored.identity)
+        require_same_job(job, identity, stored)
 
 
 def carried_columns(job: Job, schema: pa.Schema) -> list[str]:

@@ -26,9 +26,10 @@ from batchgen.pipeline.windows import WindowBudget
 from .advice import advise
 from .analysis import PromptStatistics
 from .check import check_columns, check_files, check_model
-from .generate import describe_sampling, make_renderer, resolve_sampling
+from .generate import make_renderer
 from .job import Job
 from .models import Models
+from .resolved import describe_sampling, resolve_sampling
 
 _SAMPLE_ROWS = 10_000
 _EXCERPT = 60

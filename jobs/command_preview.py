@@ -12,9 +12,10 @@ from batchgen.pipeline.rows import Skipped
 from batchgen.pipeline.source import open_source
 
 from .check import check_columns, check_files, check_model
-from .generate import describe_sampling, make_renderer, resolve_sampling
+from .generate import make_renderer
 from .job import Job
 from .models import LoadedModel, Models
+from .resolved import describe_sampling, resolve_sampling
 
 
 def preview_job(job: Job, count: int, models: Models | None = None) -> Iterator[str]:
@@ -26,8 +27,8 @@ def preview_job(job: Job, count: int, models: Models | None = None) -> Iterator[
     source = open_source(job.input.model_copy(update={"limit": limit}), job.base)
     check_columns(job, source.schema)
     sampling, origins = resolve_sampling(job, models)
+    renderer = make_renderer(job, models, sampling, models.tokenizer(job), date.today().isoformat())
     engine = models.engine(job)
-    renderer = make_renderer(job, models, sampling, engine.tokenizer, date.today().isoformat())
     outcomes = [outcome for batch in source.batches() for outcome in renderer.render(batch)]
     requests = [outcome for outcome in outcomes if isinstance(outcome, Request)]
     completions = {completion.key: completion for completion in engine.run(requests)}

@@ -19,6 +19,17 @@ def begin_commit(
     write_json(sidecar / _RECORD, {"data": data, "metadata": metadata, "obsolete": obsolete, "manifest": manifest})
 
 
+def is_committing(sidecar: Path) -> bool:
+    """Whether a commit has begun and not ended: the final files are between two states."""
+    return (sidecar / _RECORD).exists()
+
+
+def read_commit(sidecar: Path) -> dict[str, Any] | None:
+    """The manifest as it will be once the commit that has begun is done; None when there is none."""
+    record = read_json(sidecar / _RECORD)
+    return None if record is None else record["manifest"]
+
+
 def finish_commit(output: Path, sidecar: Path) -> bool:
     """Carries out a recorded commit; False when there is none. Afterwards the manifest is the recorded one."""
     record = read_json(sidecar / _RECORD)

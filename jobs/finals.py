@@ -14,12 +14,19 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from batchgen.pipeline.config import OutputSettings
+from batchgen.pipeline.result import result_schema
 
+from .journal import token_counts
 from .outcomes import codes_of
 
 _DATA = {"arrow": "data-*-of-*.arrow", "parquet": "data/train-*-of-*.parquet", "jsonl": "data.jsonl"}
 _METADATA = ("dataset_info.json", "state.json")
 _LINES = 5000
+
+
+def first_file(form: str) -> str:
+    """What the first data file of an output could be called."""
+    return _DATA[form].replace("*", "00000", 1).replace("*", "00001")
 
 
 def visible_files(directory: Path) -> list[Path]:
@@ -40,6 +47,13 @@ def read_final_outcomes(directory: Path, settings: OutputSettings, num_samples: 
     schema = pa.schema([(f"{settings.prefix}finish_reason", kind)])
     codes = [codes_of(batch.column(0)) for batch in read_results(directory, settings, schema)]
     return np.concatenate(codes) if codes else np.empty(0, np.int8)
+
+
+def read_final_usage(directory: Path, settings: OutputSettings) -> dict[str, NDArray[np.int64]]:
+    """The token counts of every row of the final files."""
+    name = f"{settings.prefix}usage"
+    schema = pa.schema([result_schema(1, False, settings.prefix).field(name)])
+    return token_counts(pa.Table.from_batches(read_results(directory, settings, schema), schema).column(name))
 
 
 class RowReader:

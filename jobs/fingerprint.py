@@ -5,31 +5,49 @@ Knows nothing of the input's files, which their own identities guard, nor of eng
 
 import hashlib
 import json
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
-from .errors import UsageError
-from .job import Job, local_or_hub
+from .job import Job
+from .models import Models
+from .resolved import chat_template, resolve_sampling
 
 _LAYOUT = ("format", "columns", "prefix", "order", "shard_rows", "parse")
 _ABSENT = object()
 
+Identity = dict[str, Any]
 
-def identity_of(job: Job, model_digest: str) -> dict[str, Any]:
+
+def identity_of(job: Job, models: Models) -> Identity:
     """Everything that decides the answers, JSON values only. `max_tokens` is apart: a retry may raise it."""
-    generation = job.generation.model_dump(mode="json", exclude={"max_tokens"})
-    return {
-        "model": {
-            "digest": model_digest,
-            "tokenizer": job.model.tokenizer,
-            "chat_template": _template_digest(job),
-            "dtype": job.model.dtype,
-            "weights": job.model.weights,
-        },
+    sampling, _ = resolve_sampling(job, models)
+    return _identity(job, {"digest": models.digest(job), **models.surroundings(job)}, asdict(sampling))
+
+
+def identity_without_model(job: Job, stored: Identity) -> Identity:
+    """The same as far as the job file alone tells it; whatever the model decides is as it was stored."""
+    unset = {name for name, value in job.generation if value is None}
+    sampling = {name: value for name, value in stored["generation"].items() if name in unset}
+    return _identity(job, stored["model"], sampling)
+
+
+def _identity(job: Job, model: dict[str, Any], sampling: dict[str, Any]) -> Identity:
+    template = chat_template(job)
+    chosen = {
+        "chat_template": None if template is None else hashlib.sha256(template.encode()).hexdigest(),
+        "dtype": job.model.dtype,
+        "weights": job.model.weights,
+    }
+    generation = {**job.generation.model_dump(mode="json"), **sampling}
+    del generation["max_tokens"]
+    identity = {
+        "model": {**model, **chosen},
         "input": job.input.model_dump(mode="json", include={"config", "split", "id"}),
         "prompt": job.prompt.model_dump(mode="json"),
         "generation": generation,
     }
+    plain: Identity = json.loads(json.dumps(identity))
+    return plain
 
 
 def layout_of(job: Job) -> dict[str, Any]:
@@ -37,7 +55,7 @@ def layout_of(job: Job) -> dict[str, Any]:
     return {"output": job.output.model_dump(mode="json", include=set(_LAYOUT))}
 
 
-def fingerprint(identity: dict[str, Any]) -> str:
+def fingerprint(identity: Identity) -> str:
     """Hex digest of an identity."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
 
@@ -52,16 +70,6 @@ def differences(old: Any, new: Any, place: str = "") -> list[str]:
     else:
         return [] if old == new else [f"{place}: was {_short(old)}, is {_short(new)}"]
     return [phrase for where, before, after in pairs for phrase in differences(before, after, where)]
-
-
-def _template_digest(job: Job) -> str | None:
-    if job.model.chat_template is None:
-        return None
-    path = Path(local_or_hub(job.model.chat_template, job.base))
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise UsageError(f"{job.source}: model.chat_template: {path}: {error.strerror}") from error
 
 
 def _short(value: Any) -> str:

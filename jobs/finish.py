@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from batchgen.engine.request import RowError
@@ -18,11 +17,10 @@ from batchgen.pipeline.rows import RowBatch, Source
 
 from .errors import JobError
 from .finals import RowReader
-from .journal import OUTCOME, POSITION, Journal
-from .outcomes import ERROR, OPEN, SKIPPED, Outcomes
+from .journal import OUTCOME, POSITION, USAGE, Journal, token_counts
+from .outcomes import ERROR, LENGTH, OPEN, SKIPPED, STOP, Outcomes
 
 _PORTION = 4096  # rows joined at once
-_USAGE = ("prompt_tokens", "cached_tokens", "completion_tokens")
 
 
 @dataclass
@@ -34,11 +32,10 @@ class ShardMaker:
     outcomes: Outcomes
     journal: Journal
     earlier: RowReader
-    final_rows: int  # positions below it have a row in the earlier files, unless they were skipped
-    was_skipped: NDArray[np.bool_]
+    standing: NDArray[np.int8]  # outcomes of the rows in the earlier final files, OPEN elsewhere
     result_schema: pa.Schema
     usage_name: str
-    tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_USAGE, 0))
+    tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(USAGE, 0))
 
     @property
     def schema(self) -> pa.Schema:
@@ -75,16 +72,25 @@ class ShardMaker:
     ) -> pa.RecordBatch:
         """Rows whose carried columns cannot be read get that as their outcome: no answer stands beside made-up nulls.
 
-        Damage in a column that no prompt uses shows only here.
+        Damage in a column that no prompt uses shows only here. An answer that was published is never given up for it.
         """
         places = [place for place, position in enumerate(positions) if int(position) in errors]
         if not places:
             return answers
+        self._require_unpublished(positions[places], errors)
         self.outcomes.record(positions[places], np.full(len(places), ERROR, np.int8))
         failed = failed_rows([errors[int(positions[place])] for place in places], self.result_schema)
         index = np.arange(answers.num_rows)
         index[places] = answers.num_rows + np.arange(len(places))
         return pa.concat_batches([answers, failed]).take(pa.array(index))
+
+    def _require_unpublished(self, positions: NDArray[np.int64], errors: dict[int, RowError]) -> None:
+        answered = positions[np.isin(self.standing[positions], (STOP, LENGTH))]
+        if answered.size:
+            raise JobError(
+                f"{errors[int(answered[0])].message}; its answer is published already, and nothing was changed: "
+                "restore the input, or start over with --fresh"
+            )
 
     def _results(self, shard: int, start: int, stop: int) -> "_Chosen":
         """Result rows of a shard by position; a later outcome of a row replaces an earlier one."""
@@ -103,8 +109,8 @@ class ShardMaker:
 
     def _earlier(self, start: int, stop: int) -> list[pa.RecordBatch]:
         """Rows of the shard that the earlier final files hold, in the journal's form."""
-        positions = np.arange(start, min(stop, self.final_rows))
-        positions = positions[~self.was_skipped[positions]]
+        codes = self.standing[start:stop]
+        positions = start + np.flatnonzero((codes != OPEN) & (codes != SKIPPED))
         batches, done = [], 0
         for batch in self.earlier.take(len(positions)).to_batches():
             head = [pa.array(positions[done : done + batch.num_rows]), pa.array(np.zeros(batch.num_rows, np.int8))]
@@ -115,9 +121,8 @@ class ShardMaker:
         return batches
 
     def _count(self, answers: pa.RecordBatch) -> None:
-        usage = answers.column(self.usage_name)
-        for name in _USAGE:
-            self.tokens[name] += pc.sum(pc.struct_field(usage, name)).as_py() or 0
+        for name, counts in token_counts(answers.column(self.usage_name)).items():
+            self.tokens[name] += int(counts.sum())
 
 
 def journal_schema(result_schema: pa.Schema) -> pa.Schema:

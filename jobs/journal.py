@@ -6,7 +6,7 @@ Knows positions, outcome codes and opaque result columns. A segment that is not 
 import re
 import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from .files import ASIDE, write_aside
 
 POSITION, OUTCOME = "position", "outcome"
-_USAGE = ("prompt_tokens", "cached_tokens", "completion_tokens")
+USAGE = ("prompt_tokens", "cached_tokens", "completion_tokens")
 _NAME = re.compile(r"(\d{6,})-([0-9a-f]{8})\.arrow")
 _MAX_BATCH_ROWS = 10_000
 
@@ -28,39 +28,50 @@ Recovered = tuple[NDArray[np.int64], NDArray[np.int8]]
 
 @dataclass(frozen=True)
 class Piece:
-    """One record batch of a segment: rows of a single output shard."""
+    """One record batch of a segment: rows of a single output shard, of which those before `first` no longer count."""
 
     path: Path
     batch: int
+    first: int = 0
 
 
 @dataclass
 class Journal:
-    """Where the finished rows of each shard lie, in the order they were written."""
+    """Where the finished rows of each shard lie, in the order they were written.
+
+    Of segments up to number `published_segment`, rows below `published_rows` stand in final files and count no more.
+    `permit` is called before anything is written, and may raise.
+    """
 
     directory: Path
     shard_rows: int
     pieces: dict[int, list[Piece]] = field(default_factory=dict)
     broken: list[Path] = field(default_factory=list)
-    _number: int = 0
+    published_segment: int = 0
+    published_rows: int = 0
+    permit: Callable[[], None] = lambda: None
+    has_grown: bool = False
+    last_segment: int = 0
 
     def recover(self, verify: bool = True) -> Iterator[Recovered]:
         """Positions and outcome codes of everything journaled, oldest first; finds `pieces` and `broken` anew.
 
         `verify` reads every byte to compare checksums; without it only files that cannot be opened count as broken.
         """
-        self.pieces, self.broken = {}, []
-        for path in self._segments():
+        self.pieces, self.broken, self.has_grown = {}, [], False
+        self.last_segment = self.published_segment
+        for number, path in self._segments():
             if verify and not _is_whole(path):
                 self.broken.append(path)
                 continue
             try:
-                yield from self._index(path)
+                yield from self._index(path, self.published_rows if number <= self.published_segment else 0)
             except pa.ArrowInvalid:
                 self.broken.append(path)
 
     def append(self, rows: pa.Table) -> None:
         """Writes one segment, on disk on return. `rows`: position int64, outcome int8, then the result columns."""
+        self.permit()
         batches = list(self._by_shard(rows))
         sink = pa.BufferOutputStream()
         with pa.ipc.new_file(sink, rows.schema) as writer:
@@ -68,10 +79,11 @@ class Journal:
                 writer.write_batch(batch)
         data = memoryview(sink.getvalue())
         self.directory.mkdir(parents=True, exist_ok=True)
-        path = self.directory / f"{self._number + 1:06d}-{zlib.crc32(data):08x}.arrow"
+        path = self.directory / f"{self.last_segment + 1:06d}-{zlib.crc32(data):08x}.arrow"
         with write_aside(path) as file:
             file.write(data)
-        self._number += 1
+        self.last_segment += 1
+        self.has_grown = True
         for index, (shard, _) in enumerate(batches):
             self.pieces.setdefault(shard, []).append(Piece(path, index))
 
@@ -87,24 +99,23 @@ class Journal:
             if (shard + 1) * self.shard_rows > num_rows
             for batch in self.rows_of(shard)
         ]
-        old = {piece.path for pieces in self.pieces.values() for piece in pieces} | set(self.broken)
+        old = [*(path for _, path in self._segments()), *self.broken]
         self.pieces, self.broken = {}, []
         if any(batch.num_rows for batch in beyond):
             self.append(pa.Table.from_batches(beyond))
             for path in old:
-                path.unlink()
+                path.unlink(missing_ok=True)
         else:
             self.clear()
 
-    def usage(self, column: str) -> dict[str, int]:
-        """Token counts over everything journaled, rows that were asked again included."""
-        totals: dict[str, int] = {}
-        for pieces in self.pieces.values():
-            for piece in pieces:
-                usage = _read_batch(piece, column).column(column)
-                for name in _USAGE:
-                    totals[name] = totals.get(name, 0) + (pc.sum(pc.struct_field(usage, name)).as_py() or 0)
-        return totals
+    def usage(self, column: str) -> tuple[NDArray[np.int64], dict[str, NDArray[np.int64]]]:
+        """Positions of everything journaled, each once, and the token counts of the last outcome of each."""
+        batches = [_read_batch(piece, column) for pieces in self.pieces.values() for piece in pieces]
+        if not batches:
+            return np.empty(0, np.int64), {name: np.empty(0, np.int64) for name in USAGE}
+        table = pa.Table.from_batches(batches)
+        positions, last = np.unique(table.column(0).to_numpy()[::-1], return_index=True)
+        return positions, {name: column[::-1][last] for name, column in token_counts(table.column(1)).items()}
 
     def clear(self) -> None:
         """Removes everything, broken segments included."""
@@ -112,7 +123,7 @@ class Journal:
             shutil.rmtree(self.directory)
         self.pieces, self.broken = {}, []
 
-    def _segments(self) -> list[Path]:
+    def _segments(self) -> list[tuple[int, Path]]:
         if not self.directory.is_dir():
             return []
         found = []
@@ -120,20 +131,23 @@ class Journal:
             match = _NAME.fullmatch(path.name)
             if match:
                 found.append((int(match[1]), path))
-                self._number = max(self._number, int(match[1]))
+                self.last_segment = max(self.last_segment, int(match[1]))
             elif not path.name.endswith(ASIDE):
                 self.broken.append(path)
-        return [path for _, path in sorted(found)]
+        return sorted(found)
 
-    def _index(self, path: Path) -> Iterator[Recovered]:
+    def _index(self, path: Path, first: int) -> Iterator[Recovered]:
+        """The rows of a segment from position `first` on."""
         options = pa.ipc.IpcReadOptions(included_fields=[0, 1])
         with pa.memory_map(str(path)) as file:
             reader = pa.ipc.open_file(file, options=options)
             for index in range(reader.num_record_batches):
                 batch = reader.get_batch(index)
-                positions = batch.column(0).to_numpy().copy()
-                self.pieces.setdefault(int(positions[0]) // self.shard_rows, []).append(Piece(path, index))
-                yield positions, batch.column(1).to_numpy().copy()
+                positions = batch.column(0).to_numpy()
+                counts = positions >= first
+                if counts.any():
+                    self.pieces.setdefault(int(positions[0]) // self.shard_rows, []).append(Piece(path, index, first))
+                    yield positions[counts], batch.column(1).to_numpy()[counts]
 
     def _by_shard(self, rows: pa.Table) -> Iterator[tuple[int, pa.RecordBatch]]:
         shards = rows.column(POSITION).to_numpy() // self.shard_rows
@@ -157,10 +171,19 @@ def _is_whole(path: Path) -> bool:
 
 
 def _read_batch(piece: Piece, column: str | None = None) -> pa.RecordBatch:
-    """A whole batch in memory, or one column of it without touching the others."""
+    """The rows of a piece that count in memory: all columns, or position and one other without touching the rest."""
     if column is None:
         with pa.OSFile(str(piece.path)) as file:
-            return pa.ipc.open_file(file).get_batch(piece.batch)
-    with pa.memory_map(str(piece.path)) as file:
-        at = pa.ipc.open_file(file).schema.get_field_index(column)
-        return pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(included_fields=[at])).get_batch(piece.batch)
+            batch = pa.ipc.open_file(file).get_batch(piece.batch)
+    else:
+        with pa.memory_map(str(piece.path)) as file:
+            fields = [0, pa.ipc.open_file(file).schema.get_field_index(column)]
+            options = pa.ipc.IpcReadOptions(included_fields=fields)
+            batch = pa.ipc.open_file(file, options=options).get_batch(piece.batch)
+    return batch.filter(pc.field(POSITION) >= piece.first) if piece.first else batch
+
+
+def token_counts(usage: pa.Array | pa.ChunkedArray) -> dict[str, NDArray[np.int64]]:
+    """The fields of a `usage` column, zero where a row has none."""
+    counts = {name: pc.fill_null(pc.struct_field(usage, name), 0).cast(pa.int64()) for name in USAGE}
+    return {name: np.asarray(column.to_numpy()) for name, column in counts.items()}

@@ -39,6 +39,8 @@ class Lock:
 
     def check(self) -> None:
         """Raises JobError when the lock was lost, so that nothing more is written."""
+        if not self._lost:
+            self._look()
         if self._lost:
             raise JobError(self._lost)
 
@@ -59,15 +61,18 @@ class Lock:
         while not self._released.wait(HEARTBEAT_SECONDS):
             try:
                 with _guard(self._path):
-                    if not self._is_ours():
-                        self._lost = f"{self._path}: another run took over this output"
+                    self._look()
+                    if self._lost:
                         return
                     self._write()
-            except FileNotFoundError:
-                self._lost = f"{self._path}: the output was removed while the run was writing it"
-                return
             except OSError:
                 continue  # a full disk: the next beat tries again, and a run on this machine is known by its process
+
+    def _look(self) -> None:
+        if not self._path.parent.exists():
+            self._lost = f"{self._path}: the output was removed while the run was writing it"
+        elif not self._is_ours():
+            self._lost = f"{self._path}: another run took over this output"
 
     def _write(self) -> None:
         write_json(self._path, {**self._record, "heartbeat": time.time()})

@@ -3,9 +3,12 @@
 Knows how it is stored, whole or not at all; what the numbers mean is said where they are counted.
 """
 
+import base64
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
+
+import pyarrow as pa
 
 from batchgen.pipeline.config import OutputSettings
 from batchgen.pipeline.rows import FileIdentity
@@ -18,7 +21,12 @@ SCHEMA_VERSION = 1
 
 @dataclass
 class Manifest:
-    """Everything but the rows. `final_rows`: positions below it are in the final files or skipped."""
+    """Everything but the rows.
+
+    `published`: there are final files, and positions below `final_rows` are in them or skipped. Journal segments up
+    to number `published_segment` say nothing about those positions any more. `input_schema`: the types of the input's
+    columns as settled, an Arrow schema in base64.
+    """
 
     job: str
     fingerprint: str
@@ -35,8 +43,11 @@ class Manifest:
     versions: dict[str, str] = field(default_factory=dict)
     input: list[dict[str, Any]] = field(default_factory=list)
     num_rows: int = 0
+    input_schema: str | None = None
     replaced_surrogates: int = 0
+    published: bool = False
     final_rows: int = 0
+    published_segment: int = 0
     counts: dict[str, int] = field(default_factory=dict)
     skipped: list[int] = field(default_factory=list)
     tokens: dict[str, int] = field(default_factory=dict)
@@ -75,5 +86,13 @@ class Manifest:
         """The input files as they were when their rows were numbered."""
         return [FileIdentity(**item) for item in self.input]
 
-    def remember_files(self, identities: list[FileIdentity]) -> None:
+    @property
+    def schema(self) -> pa.Schema | None:
+        """The settled schema of the input, once there is one."""
+        return (
+            None if self.input_schema is None else pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self.input_schema)))
+        )
+
+    def remember_input(self, identities: list[FileIdentity], schema: pa.Schema) -> None:
         self.input = [asdict(item) for item in identities]
+        self.input_schema = base64.b64encode(schema.serialize()).decode()

@@ -6,7 +6,10 @@ Knows the exposition format; the file is replaced as a whole, so that no scrape 
 from collections.abc import Iterator
 from pathlib import Path
 
+from .errors import UsageError
 from .files import write_aside
+from .job import Job
+from .log import EventLog
 from .progress import Snapshot
 
 _HELP = {
@@ -23,24 +26,32 @@ _HELP = {
 
 
 class MetricsFile:
-    """A display that writes `path` every few seconds."""
+    """A display that writes `path` every few seconds. A file that cannot be written ends no run: the log tells it."""
 
     seconds = 10.0
 
-    def __init__(self, path: Path, job: str) -> None:
+    def __init__(self, path: Path, job: str, log: EventLog) -> None:
         self._path = path
+        self._log = log
         self._job = job.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
         self._last: Snapshot | None = None
 
     def show(self, snapshot: Snapshot) -> None:
         self._last = snapshot
-        self._write(snapshot, running=1)
+        self._try(snapshot, running=1)
 
     def close(self) -> None:
         if self._last is not None:
-            self._write(self._last, running=0)
+            self._try(self._last, running=0)
 
-    def _write(self, snapshot: Snapshot, running: int) -> None:
+    def _try(self, snapshot: Snapshot, running: int) -> None:
+        try:
+            self.write(snapshot, running)
+        except OSError as error:
+            self._log.write("metrics_failed", path=str(self._path), reason=error.strerror)
+
+    def write(self, snapshot: Snapshot, running: int) -> None:
+        """Replaces the file. Raises OSError."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with write_aside(self._path) as file:
             file.write("".join(self._lines(snapshot, running)).encode())
@@ -61,3 +72,16 @@ class MetricsFile:
 
     def _sample(self, name: str, value: float, labels: str = "") -> str:
         return f'batchgen_{name}{{job="{self._job}"{labels}}} {value:.10g}\n'
+
+
+def open_metrics(job: Job, log: EventLog) -> list[MetricsFile]:
+    """The display of `run.metrics_file`, if there is one. Raises UsageError when the file cannot be written."""
+    if job.run.metrics_file is None:
+        return []
+    metrics = MetricsFile(job.base / job.run.metrics_file, job.name, log)
+    try:
+        metrics.write(Snapshot(0, 0, 0.0, 0, 0, 0, 0, 0.0), running=1)
+    except OSError as error:
+        path = job.run.metrics_file
+        raise UsageError(f"{job.source}: run.metrics_file: {path} cannot be written: {error.strerror}") from error
+    return [metrics]

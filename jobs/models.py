@@ -13,6 +13,7 @@ from batchgen.engine.request import Completion, Request
 from batchgen.engine.spec import ModelSpec
 
 from .job import Job
+from .surroundings import config_digest, tokenizer_digest
 
 
 class LoadedModel(Protocol):
@@ -35,6 +36,16 @@ class Models:
     def digest(self, job: Job) -> str:
         """Identity of the weights. Raises ModelError."""
         return self._checkpoint(job).digest()
+
+    def surroundings(self, job: Job) -> dict[str, Any]:
+        """What else in the model's files decides the answers. Raises ModelError."""
+        checkpoint = self._checkpoint(job)
+        revision = None if job.model.tokenizer else job.model.revision
+        return {
+            "config": config_digest(checkpoint.config),
+            "tokenizer": tokenizer_digest(job.tokenizer_path, revision),
+            "eos_ids": sorted(checkpoint.eos_ids),
+        }
 
     def context_length(self, job: Job) -> int:
         """Tokens that prompt and answer share. Raises ModelError for a model that cannot be run."""

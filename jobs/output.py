@@ -14,15 +14,16 @@ from typing import Any
 
 import numpy as np
 import yaml
+from numpy.typing import NDArray
 
 from batchgen.pipeline.rows import Source
 
-from .commit import finish_commit
+from .commit import finish_commit, is_committing
 from .errors import JobError, UsageError
 from .failure import explain_failure
 from .files import remove_asides, write_aside
 from .finals import read_final_outcomes, visible_files
-from .fingerprint import differences, fingerprint, identity_of, layout_of
+from .fingerprint import Identity, differences, fingerprint, layout_of
 from .job import Job
 from .journal import Journal
 from .lock import Lock
@@ -42,27 +43,27 @@ class Output:
         self.job = job
         self.scratch = self.sidecar / "scratch"
         self.log = EventLog(self.sidecar / "log.jsonl")
-        self.journal = Journal(self.sidecar / "journal", job.output.shard_rows)
+        self.journal = Journal(self.sidecar / "journal", job.output.shard_rows, permit=lock.check)
         self.outcomes = Outcomes(0)
-        self.manifest = _new_manifest(job, "")
+        self.standing = self.outcomes.codes  # outcomes of the rows in the final files, OPEN elsewhere
+        self.manifest = _new_manifest(job, {})
+        self._attached = False
         self._unpublished = False
-        self._claimed = False
         self._began = time.monotonic()
         self._lock = lock
 
-    def claim(self, model_digest: str, retry: tuple[int, ...] = ()) -> None:
+    def claim(self, identity: Identity, retry: tuple[int, ...] = ()) -> None:
         """Makes the output this job's, or finds that it is. Raises UsageError listing what differs otherwise."""
         stored = Manifest.load(self.sidecar / "manifest.json")
         if stored is None:
             self._clear()
-            self.manifest = _new_manifest(self.job, model_digest)
+            self.manifest = _new_manifest(self.job, identity)
         else:
-            require_same_job(self.job, model_digest, stored, retry)
+            require_same_job(self.job, identity, stored, retry)
             self.manifest = stored
             _accept_max_tokens(self.job, stored)
         with write_aside(self.sidecar / "job.yaml") as file:
             file.write(yaml.safe_dump(self.job.document, sort_keys=False, allow_unicode=True).encode())
-        self._claimed = True
 
     def row_limit(self, limit: int | None) -> int | None:
         """How many rows the source must know: rows already in final files stay, whatever the limit is now."""
@@ -71,20 +72,25 @@ class Output:
     def attach(self, source: Source) -> None:
         """Learns the outcome of every row so far, and stores the input's identity before anything is journaled."""
         if len(source.files) >= len(self.manifest.input):
-            self.manifest.remember_files(list(source.files))
+            self.manifest.remember_input(list(source.files), source.schema)
         self.manifest.num_rows = source.num_rows
         self.save()
         remove_asides(self.journal.directory)
         shutil.rmtree(self.scratch, ignore_errors=True)
         self.scratch.mkdir()
-        self.outcomes, self._unpublished = recover_outcomes(self.path, self.manifest, self.journal)
+        self.standing, self.outcomes, self._unpublished = recover_outcomes(self.path, self.manifest, self.journal)
+        self._attached = True
         for path in self.journal.broken:
             self.log.write("broken_segment", path=path.name)
 
     def save(self) -> None:
         """Stores the manifest, if the lock is still ours."""
-        self._lock.check()
+        self.require_lock()
         self.manifest.save(self.sidecar / "manifest.json")
+
+    def require_lock(self) -> None:
+        """Raises JobError when another run has taken the output over."""
+        self._lock.check()
 
     def describe(self, **sections: dict[str, Any]) -> None:
         """A run begins to generate: stores sections of the manifest (settings, model, tokenizer, versions)."""
@@ -94,11 +100,24 @@ class Output:
         self.save()
 
     def settle(self, state: str, **values: Any) -> None:
-        """Notes how the run ended, in manifest and log."""
-        if self._claimed:
-            self.manifest = self.concluded(state)
-            self.save()
+        """Notes how the run ended, in the log, and in the manifest unless it tells the truth without that.
+
+        A run that never learned its rows has nothing to tell, final files that hold every row stay finished, and once
+        a commit has begun the manifest is the commit's.
+        """
+        if self._attached and not is_committing(self.sidecar):
+            if self.is_settled:
+                self.rest()
+            else:
+                self.manifest = self.concluded(state)
+                self.save()
         self.log.write(state, **values)
+
+    def rest(self) -> None:
+        """The final files hold every row, whatever became of a run that was to ask some again."""
+        if self.manifest.state != "finished":
+            self.manifest.state = "finished"
+            self.save()
 
     def concluded(self, state: str) -> Manifest:
         """The manifest as it is when the run ends now; not yet in force."""
@@ -123,8 +142,13 @@ class Output:
     @property
     def is_settled(self) -> bool:
         """Everything known stands in the final files."""
-        num_rows = len(self.outcomes.codes)
-        return self.manifest.state == "finished" and self.manifest.final_rows >= num_rows and not self._unpublished
+        known = self._unpublished or self.journal.has_grown
+        return self.manifest.published and self.manifest.final_rows >= len(self.outcomes.codes) and not known
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Rows by outcome: as found, or as the manifest has them while nothing was looked at."""
+        return self.outcomes.counts() if self._attached or not self.manifest.counts else self.manifest.counts
 
     def tidy(self) -> None:
         """Removes what is of no use once every row stands in the final files."""
@@ -158,16 +182,20 @@ def open_output(job: Job, fresh: bool = False) -> Iterator[Output]:
         yield output
 
 
-def recover_outcomes(path: Path, manifest: Manifest, journal: Journal, verify: bool = True) -> tuple[Outcomes, bool]:
-    """The outcome of every row, from final files and journal, and whether the journal has any that count."""
+def recover_outcomes(
+    path: Path, manifest: Manifest, journal: Journal, verify: bool = True
+) -> tuple[NDArray[np.int8], Outcomes, bool]:
+    """Outcomes of the rows in final files, those of every row, and whether the journal has any that count."""
     outcomes = Outcomes(manifest.num_rows)
+    journal.published_segment, journal.published_rows = manifest.published_segment, manifest.final_rows
     journaled = list(journal.recover(verify))
     unpublished = any(bool((positions < manifest.num_rows).any()) for positions, _ in journaled)
     if manifest.final_rows:
         _record_final_rows(path, manifest, outcomes)
+    standing = outcomes.codes.copy()
     for positions, codes in journaled:
         outcomes.record(positions, codes)
-    return outcomes, unpublished
+    return standing, outcomes, unpublished
 
 
 def _record_final_rows(path: Path, manifest: Manifest, outcomes: Outcomes) -> None:
@@ -190,9 +218,9 @@ def require_output_directory(path: Path) -> None:
         raise UsageError(f"{path}: is a file; output.path must be a directory")
 
 
-def require_same_job(job: Job, model_digest: str, stored: Manifest, retry: tuple[int, ...] = ()) -> None:
+def require_same_job(job: Job, identity: Identity, stored: Manifest, retry: tuple[int, ...] = ()) -> None:
     """Raises UsageError listing what differs between the job and the one that owns the output."""
-    found = differences(stored.identity, identity_of(job, model_digest))
+    found = differences(stored.identity, identity)
     found += differences(stored.layout, layout_of(job))
     found += _max_tokens_difference(job, stored, retry)
     if found:
@@ -215,8 +243,7 @@ def _accept_max_tokens(job: Job, manifest: Manifest) -> None:
         manifest.max_tokens.append(job.generation.max_tokens)
 
 
-def _new_manifest(job: Job, model_digest: str) -> Manifest:
-    identity = identity_of(job, model_digest)
+def _new_manifest(job: Job, identity: Identity) -> Manifest:
     return Manifest(
         job=job.name,
         fingerprint=fingerprint(identity),

@@ -17,16 +17,6 @@ _BAR_SECONDS, _LINE_SECONDS = 0.5, 30.0
 _COUNTERS = ("computed_prompt_tokens", "cached_prompt_tokens", "output_tokens")
 
 
-class EngineStatistics(Protocol):
-    """The counters of the engine's present run; they start anew with each run."""
-
-    computed_prompt_tokens: int
-    cached_prompt_tokens: int
-    output_tokens: int
-    kv_blocks_used: int
-    kv_blocks_total: int
-
-
 @dataclass(frozen=True)
 class Snapshot:
     """How far the run is. Tokens are prompt tokens (computed and reused) and output tokens of this run."""

@@ -9,15 +9,16 @@ from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 
+from batchgen.pipeline.growth import holds_rows
 from batchgen.pipeline.result import result_schema
-from batchgen.pipeline.rows import Source
+from batchgen.pipeline.rows import FileIdentity, Source
 from batchgen.pipeline.sink import Sink, make_sink, num_shards, write_shard
 
 from .check import carried_columns
 from .commit import STAGING, begin_commit, finish_commit
+from .errors import JobError
 from .finals import RowReader, read_results, visible_files
 from .finish import ShardMaker
 from .job import Job
@@ -34,7 +35,12 @@ def output_sink(job: Job, source: Source) -> Sink:
 
 
 def publish(job: Job, output: Output, source: Source, stop: Stop) -> None:
-    """Makes the final files hold every row. Until the commit begins, earlier final files stay as they are."""
+    """Makes the final files hold every row.
+
+    Until the commit begins, earlier final files stay as they are and `stop` is heeded; from then on nothing ends it
+    but a kill or a broken file system, after which the next run carries the commit out.
+    """
+    require_unchanged_input(job, output.manifest.files)
     staging = _empty_directory(output.sidecar / STAGING)
     maker = _shard_maker(job, output, source)
     sink = output_sink(job, source)
@@ -42,9 +48,12 @@ def publish(job: Job, output: Output, source: Source, stop: Stop) -> None:
     manifest = _finished_manifest(job, output, maker)
     metadata = [name for name in ("dataset_info.json", "state.json") if (staging / name).exists()]
     obsolete = [str(path.relative_to(output.path)) for path in visible_files(output.path)]
+    require_unchanged_input(job, output.manifest.files)
+    stop.check()
+    output.require_lock()
     begin_commit(output.sidecar, shards, metadata, obsolete, asdict(manifest))
-    finish_commit(output.path, output.sidecar)
     output.manifest = manifest
+    finish_commit(output.path, output.sidecar)
     output.log.write("finished", counts=manifest.counts)
 
 
@@ -64,18 +73,14 @@ def _until(stop: Stop, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordB
 
 
 def _shard_maker(job: Job, output: Output, source: Source) -> ShardMaker:
-    manifest = output.manifest
     results = _results(job)
-    was_skipped = np.zeros(len(output.outcomes.codes), np.bool_)
-    was_skipped[np.array(manifest.skipped, np.int64)] = True
     return ShardMaker(
         source=source,
         columns=carried_columns(job, source.schema),
         outcomes=output.outcomes,
         journal=output.journal,
         earlier=RowReader(read_results(output.path, job.output, results), results),
-        final_rows=manifest.final_rows,
-        was_skipped=was_skipped,
+        standing=output.standing,
         result_schema=results,
         usage_name=f"{job.output.prefix}usage",
     )
@@ -86,7 +91,9 @@ def _finished_manifest(job: Job, output: Output, maker: ShardMaker) -> Manifest:
     manifest, tokens, price = output.concluded("finished"), maker.tokens, job.run.price_per_hour
     return replace(
         manifest,
+        published=True,
         final_rows=len(output.outcomes.codes),
+        published_segment=output.journal.last_segment,
         skipped=output.outcomes.positions(SKIPPED).tolist(),
         tokens=dict(tokens),
         reuse=round(tokens["cached_tokens"] / max(1, tokens["prompt_tokens"]), 6),
@@ -109,6 +116,17 @@ def _results(job: Job) -> pa.Schema:
 def _schema(job: Job, source: Source) -> pa.Schema:
     carried = [source.schema.field(name) for name in carried_columns(job, source.schema)]
     return pa.schema([*carried, *_results(job)], source.schema.metadata)
+
+
+def require_unchanged_input(job: Job, files: list[FileIdentity]) -> None:
+    """Raises JobError for an input file that no longer holds the rows that were answered."""
+    for identity in files:
+        path = job.base / identity.path
+        if not (path.exists() and holds_rows(path, identity)):
+            raise JobError(
+                f"{identity.path}: changed or gone since this run began; restore it and give the same command again, "
+                "or start over with --fresh"
+            )
 
 
 def _empty_directory(path: Path) -> Path:

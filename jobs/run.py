@@ -16,12 +16,16 @@ from batchgen.pipeline.rows import Source
 from batchgen.pipeline.source import open_source
 
 from .check import check_columns, check_files, check_model
-from .generate import Generation, describe_sampling
+from .fingerprint import identity_of
+from .generate import Generation
 from .job import Job
+from .metrics import open_metrics
 from .models import Models
 from .output import Output, open_output
+from .progress import choose_display
 from .publish import output_sink, publish
 from .report import Report
+from .resolved import describe_sampling
 from .stop import Stop, Stopped
 from .times import parse_deadline
 
@@ -44,12 +48,13 @@ def run(job: Job, options: RunOptions | None = None, models: Models | None = Non
     session = Session(job, options or RunOptions(), models or Models(), stop or Stop(_deadline(job)))
     check_files(job)
     check_model(job, session.models)
-    with open_output(job, session.options.fresh) as output, session.stop.listening():
+    with session.stop.listening(), open_output(job, session.options.fresh) as output:
         try:
-            with session.stop.interruptible(), output.failing():
+            with output.failing():
                 session.work(output)
         except Stopped:
-            output.settle("stopped", reason=session.stop.reason)
+            session.stopped = session.stop.reason
+            output.settle("stopped", reason=session.stopped)
         return session.report(output)
 
 
@@ -66,12 +71,15 @@ class Session:
     models: Models
     stop: Stop
     rows_asked: int = 0
+    stopped: str | None = None
     began: float = field(default_factory=time.monotonic)
 
     def work(self, output: Output) -> None:
-        """All of it; whoever breaks it off loses only what was not journaled."""
-        output.claim(self.models.digest(self.job), self.options.retry)
+        """All of it. It may end early until the commit begins; from there on it goes through to the end."""
+        self.stop.check()
+        output.claim(identity_of(self.job, self.models), self.options.retry)
         source = self._open_source(output)
+        self.stop.check()
         todo = self._todo(output)
         if todo.any():
             self._generate(output, source, todo)
@@ -98,14 +106,17 @@ class Session:
         output_sink(self.job, source)  # a column the format cannot hold is known before the model is loaded
         self.rows_asked = int(todo.sum())
         output.log.write("started", rows=self.rows_asked)
+        metrics = open_metrics(self.job, output.log)
+        generation = Generation(self.job, self.models, output, source)
+        self.stop.check()
         if not self.options.quiet and self.options.log_format == "text":
             print(f"loading {self.job.model.path}", file=sys.stderr, flush=True)
-        generation = Generation(self.job, self.models, output, source)
-        generation.describe()
+        generation.load()
         if not self.options.quiet:
             self._tell(generation)
-        with self.stop.calling(generation.engine.interrupt):
-            generation.run(todo, self.options.quiet, self.options.log_format)
+        displays = [choose_display(self.options.quiet, self.options.log_format), *metrics]
+        generation.run(todo, displays, self.stop.is_due)
+        self.stop.check()
 
     def _tell(self, generation: Generation) -> None:
         if self.options.log_format == "json":
@@ -116,9 +127,9 @@ class Session:
 
     def report(self, output: Output) -> Report:
         """What the run came to."""
-        counts, stopped = output.outcomes.counts(), self.stop.reason
+        counts = output.counts
         allowed = self.job.run.allowed_failures(counts["rows"])
-        too_many = stopped is None and allowed is not None and counts["error"] > allowed
+        too_many = self.stopped is None and allowed is not None and counts["error"] > allowed
         return Report(
             output=output.path,
             counts=counts,
@@ -126,7 +137,7 @@ class Session:
             reuse=output.manifest.reuse,
             seconds=time.monotonic() - self.began,
             asked=self.rows_asked,
-            stopped=stopped,
+            stopped=self.stopped,
             too_many_failures=too_many,
-            exit_code=3 if too_many else self.stop.exit_code,
+            exit_code=3 if too_many else self.stop.exit_code if self.stopped else 0,
         )

@@ -10,19 +10,24 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import UsageError
-from .journal import Journal
+import numpy as np
+
+from .commit import read_commit
+from .errors import JobError, UsageError
+from .finals import read_final_usage
+from .journal import USAGE, Journal
 from .lock import is_held, read_holder
 from .log import read_events
 from .manifest import Manifest
+from .outcomes import OPEN, SKIPPED
 from .output import SIDECAR, recover_outcomes
 
-_TOKENS = ("prompt_tokens", "cached_tokens", "completion_tokens")
+_RETRY_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class Status:
-    """`state`: running, stopped, failed or finished. `alive`: a process holds the output now."""
+    """`state`: running, publishing, stopped, failed, killed or finished. `alive`: a process holds the output now."""
 
     output: str
     job: str
@@ -43,12 +48,23 @@ class Status:
 
 def read_status(output: Path) -> Status:
     """Raises UsageError when the directory is no output of batchgen."""
+    try:
+        return _read(output)
+    except UsageError:
+        raise
+    except (OSError, JobError):  # a live run published, or removed its journal, in the middle of the reading
+        time.sleep(_RETRY_SECONDS)
+        return _read(output)
+
+
+def _read(output: Path) -> Status:
     sidecar = output / SIDECAR
-    manifest = Manifest.load(sidecar / "manifest.json")
-    if manifest is None:
-        raise UsageError(f"{output}: no output of batchgen is here")
-    journal = Journal(sidecar / "journal", int(manifest.layout["output"]["shard_rows"]))
-    counts, tokens = _count(output, manifest, journal)
+    manifest, committing = _manifest(output)
+    if committing:
+        counts, tokens = manifest.counts, manifest.tokens
+    else:
+        journal = Journal(sidecar / "journal", int(manifest.layout["output"]["shard_rows"]))
+        counts, tokens = _count(output, manifest, journal)
     holder = read_holder(sidecar / "lock.json")
     alive = holder is not None and is_held(holder)
     done = sum(counts[name] for name in ("stop", "length", "error", "skipped"))
@@ -56,7 +72,7 @@ def read_status(output: Path) -> Status:
     return Status(
         output=str(output),
         job=manifest.job,
-        state=manifest.state if alive or manifest.state != "running" else "killed",
+        state=_state(manifest, alive, committing),
         alive=alive,
         holder=holder if alive else None,
         rows=counts["rows"],
@@ -88,11 +104,35 @@ def describe_status(status: Status) -> Iterator[str]:
         yield "no run is alive"
 
 
+def _manifest(output: Path) -> tuple[Manifest, bool]:
+    """The manifest, and whether it is that of a commit which has begun and not ended: the files are in between then."""
+    commit = read_commit(output / SIDECAR)
+    if commit is not None:
+        return Manifest(**commit), True
+    manifest = Manifest.load(output / SIDECAR / "manifest.json")
+    if manifest is None:
+        raise UsageError(f"{output}: no output of batchgen is here")
+    return manifest, False
+
+
+def _state(manifest: Manifest, alive: bool, committing: bool) -> str:
+    if not alive and (committing or manifest.state == "running"):
+        return "killed"
+    return "publishing" if committing else manifest.state
+
+
 def _count(output: Path, manifest: Manifest, journal: Journal) -> tuple[dict[str, int], dict[str, int]]:
-    """Rows per outcome, and tokens: of final files by the manifest, of the rest by the journal."""
-    outcomes, _ = recover_outcomes(output, manifest, journal, verify=False)
-    journaled = journal.usage(f"{manifest.output_settings.prefix}usage")
-    return outcomes.counts(), {name: manifest.tokens.get(name, 0) + journaled.get(name, 0) for name in _TOKENS}
+    """Rows per outcome, and tokens of each row's last outcome: of final files by the manifest, then by the journal."""
+    standing, outcomes, _ = recover_outcomes(output, manifest, journal, verify=False)
+    column = f"{manifest.output_settings.prefix}usage"
+    positions, journaled = journal.usage(column)
+    tokens = {name: manifest.tokens.get(name, 0) + int(journaled[name].sum()) for name in USAGE}
+    replaced = positions[positions < manifest.final_rows]
+    if replaced.size:
+        rows = np.flatnonzero((standing != OPEN) & (standing != SKIPPED))  # position of each final row
+        final = read_final_usage(output, manifest.output_settings)
+        tokens = {name: tokens[name] - int(final[name][np.isin(rows, replaced)].sum()) for name in USAGE}
+    return outcomes.counts(), tokens
 
 
 def _last(events: list[dict[str, Any]], key: str) -> Any:

@@ -14,6 +14,7 @@ from .journal import Journal
 
 _MAX_WAITING = 64  # record batches between the step loop and the disk
 _MAX_BYTES = 64 << 20  # a segment is closed early at this size
+_BATCH_BYTES = 16 << 10  # what a record batch takes beside its values
 
 
 class JournalWriter:
@@ -30,19 +31,24 @@ class JournalWriter:
     def put(self, rows: pa.RecordBatch) -> None:
         """Hands rows over; waits when the disk cannot follow. Raises what went wrong in the thread."""
         while True:
-            self._raise_failure()
+            self.check()
             try:
                 self._queue.put(rows, timeout=0.1)
             except queue.Full:
                 continue
             return
 
+    def check(self) -> None:
+        """Raises what went wrong in the thread."""
+        if self._failure is not None:
+            raise self._failure
+
     def close(self) -> None:
         """Writes what is left. Raises what went wrong in the thread."""
         if self._thread.is_alive():
             self._drain_into_end()
         self._thread.join()
-        self._raise_failure()
+        self.check()
 
     def __enter__(self) -> Self:
         return self
@@ -57,10 +63,6 @@ class JournalWriter:
             except queue.Full:
                 continue
             return
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
 
     def _run(self) -> None:
         try:
@@ -82,7 +84,7 @@ class JournalWriter:
             elif batch.num_rows:
                 due = min(due, time.monotonic() + self._seconds)
                 rows.append(batch)
-                size += batch.nbytes
+                size += batch.nbytes + _BATCH_BYTES
         if rows:
             self._journal.append(pa.Table.from_batches(rows))
         return more

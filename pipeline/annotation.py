@@ -6,7 +6,7 @@ Knows datasets and the engine's facade; rows go the same way as those of a job.
 import datetime
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -141,10 +141,11 @@ def _collect(
     """The results by position, and the positions of rows that were skipped."""
     skipped: list[int] = []
 
-    def skip(row: Skipped) -> None:
-        skipped.append(row.position)
+    def skip(rows: list[Skipped]) -> None:
+        skipped.extend(row.position for row in rows)
 
-    batches = list(answers(source, renderer, engine, encoder, skip=skip))
+    with closing(answers(source, renderer, engine, encoder, skip=skip)) as found:
+        batches = [batch for batch in found if batch.num_rows]
     table = pa.Table.from_batches(batches, encoder.schema)
     return table.take(np.argsort(table.column("position").to_numpy())), skipped
 

@@ -60,9 +60,14 @@ def _check_known(entry: FileIdentity, readers: Mapping[str, FileReader]) -> None
     if entry.path not in readers:
         raise InputError(f"{entry.path}: belongs to this job's input and is gone; {_CURE}", 2)
     path = readers[entry.path].file.path
-    status = path.stat()
-    if (status.st_size, status.st_mtime_ns) != (entry.size, entry.mtime_ns) and not _has_grown(path, entry):
+    if not holds_rows(path, entry):
         raise InputError(f"{entry.path}: changed since this job began; {_CURE}", 2)
+
+
+def holds_rows(path: Path, entry: FileIdentity) -> bool:
+    """Whether a file still has the rows it had: untouched, or grown by whole lines."""
+    status = path.stat()
+    return (status.st_size, status.st_mtime_ns) == (entry.size, entry.mtime_ns) or _has_grown(path, entry)
 
 
 def _has_grown(path: Path, entry: FileIdentity) -> bool:

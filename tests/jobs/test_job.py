@@ -81,8 +81,6 @@ def test_illegal_values_are_refused_with_their_place(tmp_path: Path, key: str, v
         ("generation.regex", "["),
         ("generation.json_schema", {"type": "object"}),
         ("generation.grammar", "start: /a/"),
-        ("model.weights", "int8"),
-        ("model.weights", "int4"),
         ("model.weights", "fp8"),
         ("engine.kv_cache", "fp8"),
         ("engine.kv_cache", "int8"),

@@ -3,7 +3,8 @@
 import gc
 import random
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,12 @@ import pytest
 from reading import source_of, write_parquet
 from stand_ins import ByteTokenizer, EchoEngine
 
-from batchgen.engine.request import Completion, Request, Sampling
+from batchgen.engine.request import Completion, Request, Sample, Sampling, TokenLogprob
 from batchgen.pipeline.config import PromptSettings
 from batchgen.pipeline.flow import answers
 from batchgen.pipeline.prompt import PromptError, Renderer
 from batchgen.pipeline.result import ResultEncoder
-from batchgen.pipeline.rows import Skipped
+from batchgen.pipeline.rows import RowBatch, Skipped
 from batchgen.pipeline.windows import WindowBudget
 
 
@@ -29,7 +30,7 @@ def run(
     prompt: dict[str, Any] | None = None,
     max_tokens: int = 5,
     **more: Any,
-) -> Iterator[pa.RecordBatch]:
+) -> Generator[pa.RecordBatch, None, None]:
     sampling = Sampling(max_tokens=max_tokens)
     settings = PromptSettings.model_validate(prompt or {"text": "{{ x }}"})
     renderer = Renderer(settings, sampling, {}, engine.tokenizer, engine.context_length, "2026-01-01")
@@ -96,7 +97,7 @@ def test_skipped_rows_are_told_and_done_rows_are_not_asked(tmp_path: Path) -> No
         engine,
         {"text": "{{ x }}", "on_null": "skip"},
         done=lambda position: position in (0, 3),
-        skip=skipped.append,
+        skip=skipped.extend,
     )
     assert collect(batches) == {2: "c", 4: "e"}
     assert skipped == [Skipped(1, "column 'x' is null")]
@@ -156,7 +157,7 @@ def test_leaving_early_ends_threads_and_removes_files(tmp_path: Path) -> None:
     write_parquet(tmp_path / "0.parquet", {"x": [f"row{number}" for number in range(5000)]}, 100)
     batches = run(tmp_path, "0.parquet", EchoEngine(), budget=WindowBudget(rows=100))
     next(batches)
-    batches.close()  # type: ignore[attr-defined]
+    batches.close()
     assert [path.name for path in tmp_path.iterdir()] == ["0.parquet"]
     assert not any(thread.name == "batchgen-ahead" for thread in threading.enumerate())
 
@@ -175,9 +176,137 @@ class SlowEngine(EchoEngine):
 def test_a_finished_row_does_not_wait_for_the_next(tmp_path: Path) -> None:
     write_parquet(tmp_path / "0.parquet", {"x": ["row0", "row1"]})
     batches = run(tmp_path, "0.parquet", SlowEngine())
-    assert next(batches).num_rows == 1
+    assert next(batch.num_rows for batch in batches if batch.num_rows) == 1
     SlowEngine.gate.set()
     assert sum(batch.num_rows for batch in batches) == 1
+
+
+class SteppingEngine(EchoEngine):
+    """Answers two rows, then one more at the end of a step that only an interrupt shortens; the rest never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stepping = threading.Event()
+        self.cut_short = threading.Event()
+        self.closed = threading.Event()
+
+    def interrupt(self) -> None:
+        self.cut_short.set()
+
+    def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
+        first, second, third = islice(super().run(requests), 3)
+        try:
+            yield first
+            yield second
+            self.stepping.set()
+            self.cut_short.wait(60)
+            yield third
+        finally:
+            self.closed.set()
+
+
+def test_ticks_come_while_nothing_finishes(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "0.parquet", {"x": ["row0", "row1", "row2"]})
+    engine = SteppingEngine()
+    batches = run(tmp_path, "0.parquet", engine)
+    while not engine.stepping.is_set():
+        next(batches)
+    next(batches)
+    tick = next(batches)
+    assert (tick.num_rows, "completion" in tick.schema.names) == (0, True)
+    engine.interrupt()
+    assert len(collect(batches)) == 1
+
+
+def test_a_wish_to_stop_ends_the_step_and_keeps_what_has_finished(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "0.parquet", {"x": [f"row{number}" for number in range(9)]})
+    engine = SteppingEngine()
+    found = collect(run(tmp_path, "0.parquet", engine, stopping=engine.stepping.is_set))
+    assert found == {0: "row0", 1: "row1", 2: "row2"}
+    assert engine.closed.is_set()
+    assert [path.name for path in tmp_path.iterdir()] == ["0.parquet"]
+
+
+def test_a_step_that_cannot_be_cut_short_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class StubbornEngine(SteppingEngine):
+        def interrupt(self) -> None: ...
+
+    monkeypatch.setattr("batchgen.pipeline.flow._STOP_SECONDS", 0.1)
+    monkeypatch.setattr("batchgen.pipeline.background._JOIN_SECONDS", 0.1)
+    write_parquet(tmp_path / "0.parquet", {"x": [f"row{number}" for number in range(9)]})
+    engine = StubbornEngine()
+    assert set(collect(run(tmp_path, "0.parquet", engine, stopping=engine.stepping.is_set))) == {0, 1}
+    engine.cut_short.set()
+    assert engine.closed.wait(20)
+
+
+@pytest.mark.parametrize("way", ["close", "error"])
+def test_leaving_interrupts_the_step(tmp_path: Path, way: str) -> None:
+    write_parquet(tmp_path / "0.parquet", {"x": [f"row{number}" for number in range(50)]})
+    engine = SteppingEngine()
+    batches = run(tmp_path, "0.parquet", engine)
+    while not engine.stepping.is_set():
+        next(batches)
+    if way == "close":
+        batches.close()
+    else:
+        with pytest.raises(OSError, match="disk full"):
+            batches.throw(OSError("disk full"))
+    assert engine.cut_short.is_set()
+    assert engine.closed.is_set()
+    assert not any(thread.name == "batchgen-ahead" for thread in threading.enumerate())
+
+
+def test_an_engine_that_is_done_is_not_interrupted(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "0.parquet", {"x": ["row0"]})
+    engine = EchoEngine()
+    for _ in range(2):
+        assert collect(run(tmp_path, "0.parquet", engine)) == {0: "row0"}
+    assert not engine.interrupted
+
+
+def test_skipped_rows_wait_in_lists_and_not_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("batchgen.pipeline.flow._SKIPPED_AHEAD", 50)
+    rendered: list[int] = []
+    render = Renderer.render
+
+    def counting(self: Renderer, batch: RowBatch, *more: Any) -> Any:
+        rendered.append(batch.num_rows)
+        return render(self, batch, *more)
+
+    monkeypatch.setattr(Renderer, "render", counting)
+    write_parquet(tmp_path / "0.parquet", {"x": pa.array([None] * 1000 + ["end"], pa.string())})
+    told: list[list[Skipped]] = []
+    batches = run(tmp_path, "0.parquet", EchoEngine(), {"text": "{{ x }}", "on_null": "skip"}, skip=told.append)
+    next(batches)
+    before = sum(rendered) - sum(map(len, told))
+    threading.Event().wait(0.1)
+    assert before <= 80
+    assert sum(rendered) - sum(map(len, told)) <= 80
+    assert collect(batches) == {1000: "end"}
+    assert [row.position for rows in told for row in rows] == list(range(1000))
+    assert len(told) <= 101
+
+
+def test_waiting_answers_are_bounded_by_their_tokens(tmp_path: Path) -> None:
+    """Answers of 10,000 tokens with 20 alternatives each: a few wait, not thousands."""
+
+    class TalkingEngine(EchoEngine):
+        def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
+            entry = TokenLogprob(65, -1.0, ((65, -1.0),) * 20)
+            sample = Sample([65] * 10_000, "length", [entry] * 10_000)
+            for request in requests:
+                self.seen.append(request.key)
+                yield Completion(request.key, (sample,), tag=request.tag)
+
+    write_parquet(tmp_path / "0.parquet", {"x": [f"row{number}" for number in range(100)]})
+    engine = TalkingEngine()
+    batches = run(tmp_path, "0.parquet", engine)
+    first = next(batches)
+    threading.Event().wait(0.1)
+    assert first.num_rows <= 1
+    assert len(engine.seen) < 10
+    batches.close()
 
 
 def test_objects_do_not_pile_up(tmp_path: Path) -> None:

@@ -74,6 +74,12 @@ class FakeEngine:
         self.interrupted = True
 
     def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
+        try:
+            yield from self._run(requests)
+        finally:
+            self.interrupted = False
+
+    def _run(self, requests: Iterable[Request]) -> Iterator[Completion]:
         group: list[Request] = []
         for request in requests:
             if self.interrupted:
@@ -82,7 +88,8 @@ class FakeEngine:
             if len(group) == self.width:
                 yield from self._answer(group)
                 group = []
-        yield from self._answer(group)
+        if not self.interrupted:
+            yield from self._answer(group)
 
     def _answer(self, group: list[Request]) -> Iterator[Completion]:
         if self.seconds and any(request.error is None for request in group):
@@ -114,6 +121,9 @@ class FakeModels(Models):
 
     def digest(self, job: Job) -> str:
         return self.weights
+
+    def surroundings(self, job: Job) -> dict[str, Any]:
+        return {"tokenizer": f"{self.fake.tokenizer.digest()} {self.fake.tokenizer.chat_template}"}
 
     def context_length(self, job: Job) -> int:
         return self.context

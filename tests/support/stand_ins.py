@@ -58,9 +58,15 @@ class EchoEngine:
     generation_config: Mapping[str, Any] = field(default_factory=dict)
     length: int = 4
     seen: list[int] = field(default_factory=list)
+    interrupted: bool = False
+
+    def interrupt(self) -> None:
+        self.interrupted = True
 
     def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
         for request in requests:
+            if self.interrupted:
+                return
             self.seen.append(request.key)
             if request.error is not None:
                 yield Completion(request.key, (), error=request.error, tag=request.tag)
