@@ -57,12 +57,16 @@ class ModelSettings(Section):
     tokenizer: str | None = Field(None, description="path or Hub id; default: the model's own")
     chat_template: str | None = Field(None, description="a .jinja file that replaces the model's chat template")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="number format of computation")
-    weights: Literal["auto", "native", "int8", "int4", "fp8"] = Field("auto", description="number format of weights")
+    weights: Literal["auto", "native", "int8", "int4", "fp8"] = Field(
+        "auto",
+        description="number format of weights; native: the checkpoint's values in dtype, int8 and int4: whole numbers "
+        "with 8-bit activations (4-bit checkpoints stay as they are), auto: native",
+    )
 
     @field_validator("weights")
     @classmethod
     def _weights_exist(cls, value: str) -> str:
-        return _refuse_later(value, ("int8", "int4", "fp8"), "use auto or native")
+        return _refuse_later(value, ("fp8",), "use auto, native, int8 or int4")
 
 
 class GenerationSettings(Section):

@@ -16,10 +16,11 @@ from batchgen.kernels.attention import Masking
 from .batch import Batch
 from .checkpoint import Checkpoint
 from .kv import KVPages, KVShape
-from .linear import DenseFormat, DenseLinear, Linear
+from .linear import Linear
 from .models import architecture
 from .rope import Rope
 from .spec import ModelSpec
+from .weights.formats import weight_format
 from .weights.load import Parts, Target, load_parts
 
 
@@ -79,12 +80,22 @@ class MLP:
         return self.down(self.kernels.swiglu(self.gate_up(self.norm(hidden))))
 
 
-class Decoder:
-    """A model on one device, in one compute dtype."""
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """Token ids [T] -> [T, H] of `dtype` on `device`."""
 
-    def __init__(self, spec: ModelSpec, parts: Parts, head: Linear, kernels: Kernels, embedding: Tensor) -> None:
+    rows: Callable[[Tensor], Tensor]
+    dtype: torch.dtype
+    device: torch.device
+
+
+class Decoder:
+    """A model on one device, in one compute dtype. `rounding`: what quantising at load cost, by kind of tensor."""
+
+    def __init__(self, spec: ModelSpec, parts: Parts, head: Linear, kernels: Kernels, embedding: Embedding) -> None:
         self.spec = spec
         self.device = embedding.device
+        self.rounding: dict[str, float] = {}
         self._embedding = embedding
         self._head = head
         self._rope = Rope(spec.rope, spec.context_length, embedding.device)
@@ -102,7 +113,7 @@ class Decoder:
 
     def forward(self, batch: Batch, pages: KVPages) -> Tensor:
         """[R, H]: the final-normed hidden states of `batch.sampled`; keys and values of all T go to the pages."""
-        hidden = self._embedding[batch.tokens]
+        hidden = self._embedding.rows(batch.tokens)
         rotary = self._rope.rows(batch.positions, batch.rope_choice)
         for index, (attention, mlp) in enumerate(self._layers):
             hidden = hidden + attention(hidden, batch, rotary, pages.layer(index))
@@ -150,12 +161,19 @@ class _Builder:
         )
 
 
-def load_decoder(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, kernels: Kernels) -> Decoder:
-    """Reads the weights straight into place. Raises ModelError naming the config field or tensor that is refused."""
+def load_decoder(
+    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, kernels: Kernels, weights: str = "native"
+) -> Decoder:
+    """Reads the weights straight into place, in the format `weights` (a key of `weights.formats.FORMATS`).
+
+    Raises ModelError naming the config field or tensor that is refused.
+    """
     family = architecture(checkpoint.config)
     spec = family.spec(checkpoint.config)
-    target = Target(DenseFormat(kernels, dtype, device), dtype, device)
+    target = Target(weight_format(weights, kernels, dtype, device), dtype, device)
     parts, tied = load_parts(checkpoint.reader, family.weights(spec), spec.tied, target)
-    embedding = parts.vector("embedding")
-    head = DenseLinear(kernels, embedding, None) if tied else parts.linear("head")
-    return Decoder(spec, parts, head, kernels, embedding)
+    head = parts.linear("head")
+    rows = head.rows if tied else parts.vector("embedding").__getitem__
+    decoder = Decoder(spec, parts, head, kernels, Embedding(rows, dtype, device))
+    decoder.rounding = target.weights.rounding()
+    return decoder

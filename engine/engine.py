@@ -110,7 +110,7 @@ class Engine:
             raise ModelError(
                 f"engine.kv_cache: {chosen.kv_cache} needs model.dtype {chosen.kv_cache}, or set it to auto"
             )
-        model = load_decoder(checkpoint, number_format, device, ops)
+        model = load_decoder(checkpoint, number_format, device, ops, weights)
         text = load_tokenizer(tokenizer or path, None if tokenizer else revision)
         return cls(model, checkpoint, text, ops, chosen)
 

@@ -3,7 +3,9 @@
 Knows the layout each linear computes on; not where the tensors came from nor which layer they serve.
 """
 
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -14,9 +16,12 @@ from .weights.tensors import TensorSource
 
 
 class Linear(Protocol):
-    """x [T, inputs] -> [T, outputs], in the dtype of x."""
+    """x [T, inputs] -> [T, outputs], in the dtype of x or, where the format says so, in float32."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
+
+    def rows(self, index: Tensor) -> Tensor:
+        """The weights of the outputs `index` [T], [T, inputs] in the compute dtype: a tied head as an embedding."""
 
 
 class LinearBuilder(Protocol):
@@ -34,7 +39,11 @@ class LinearBuilder(Protocol):
 class WeightFormat(Protocol):
     """A way to hold the weights of linears in memory."""
 
-    def builder(self, outputs: int, inputs: int, has_bias: bool) -> LinearBuilder: ...
+    def builder(self, part: str, outputs: int, inputs: int, has_bias: bool) -> LinearBuilder:
+        """`part` is the name in the weight plan: "head", "layers.N.qkv", ..."""
+
+    def rounding(self) -> dict[str, float]:
+        """What holding the weights so far has changed: error relative to the weights (RMS), by kind of tensor."""
 
 
 class DenseLinear:
@@ -47,6 +56,40 @@ class DenseLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._kernels.linear(x, self.weight, self.bias)
+
+    def rows(self, index: Tensor) -> Tensor:
+        return self.weight[index]
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedLinear:
+    """A packed weight and the op that multiplies by it; `bias` [outputs] float32."""
+
+    op: Callable[[Tensor, Any, Tensor | None, torch.dtype], Tensor]
+    packed: Any  # what the table's pack_int8 or pack_int4 made
+    bias: Tensor | None
+    dtype: torch.dtype  # of computation
+    result: torch.dtype
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.op(x, self.packed, self.bias, self.result)
+
+    def rows(self, index: Tensor) -> Tensor:
+        values: Tensor = self.packed.values(index)
+        return values.to(self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class SideBySide:
+    """Linears of one input whose weights do not agree in their layout: their outputs one behind the other."""
+
+    parts: Sequence[Linear]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.cat([part(x) for part in self.parts], dim=-1)
+
+    def rows(self, index: Tensor) -> Tensor:
+        raise ValueError("rows of a linear that was not fused")
 
 
 class DenseBuilder:
@@ -75,7 +118,10 @@ class DenseFormat:
         self._dtype = dtype
         self._device = device
 
-    def builder(self, outputs: int, inputs: int, has_bias: bool) -> DenseBuilder:
+    def builder(self, part: str, outputs: int, inputs: int, has_bias: bool) -> DenseBuilder:
         weight = torch.empty((outputs, inputs), dtype=self._dtype, device=self._device)
         bias = torch.empty(outputs, dtype=self._dtype, device=self._device) if has_bias else None
         return DenseBuilder(self._kernels, weight, bias)
+
+    def rounding(self) -> dict[str, float]:
+        return {}

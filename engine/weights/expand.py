@@ -4,7 +4,7 @@ Knows the byte layout of each block type (models.md §7); works on a slice of ro
 in the cache.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -22,13 +22,22 @@ def expand_into(kind: BlockType, raw: NDArray[np.uint8], out: Tensor) -> None:
     """raw [rows, bytes per row] -> out, [rows, values per row] or one row as a vector, in the dtype of `out`."""
     expand = _EXPAND[kind.name]
     rows = out.reshape(raw.shape[0], -1) if out.dim() == 1 else out
-    step = max(1, _VALUES_PER_SLICE // rows.shape[1])
-    for start in range(0, len(rows), step):
-        part = torch.from_numpy(np.ascontiguousarray(raw[start : start + step]))
-        rows[start : start + step] = expand(part.view(-1, kind.bytes)).view(len(part), -1)
+    for part in slices(*rows.shape):
+        rows[part] = expand(blocks_of(kind, raw[part])).view(-1, rows.shape[1])
 
 
-def _half(blocks: Tensor, start: int) -> Tensor:
+def slices(rows: int, columns: int) -> Iterator[slice]:
+    """The rows of a matrix in parts of few values."""
+    step = max(1, _VALUES_PER_SLICE // columns)
+    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
+
+
+def blocks_of(kind: BlockType, raw: NDArray[np.uint8]) -> Tensor:
+    """raw [rows, bytes per row] as [blocks, bytes]."""
+    return torch.from_numpy(np.ascontiguousarray(raw)).view(-1, kind.bytes)
+
+
+def half(blocks: Tensor, start: int) -> Tensor:
     """The float16 at byte `start` of every block, [blocks, 1] float32."""
     return blocks[:, start : start + 2].contiguous().view(torch.float16).float()
 
@@ -39,37 +48,46 @@ def _nibbles(packed: Tensor) -> Tensor:
 
 
 def _q4_0(blocks: Tensor) -> Tensor:
-    return _half(blocks, 0) * (_nibbles(blocks[:, 2:]) - 8)
+    return half(blocks, 0) * (_nibbles(blocks[:, 2:]) - 8)
 
 
 def _q4_1(blocks: Tensor) -> Tensor:
-    return _nibbles(blocks[:, 4:]).mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+    return _nibbles(blocks[:, 4:]).mul_(half(blocks, 0)).add_(half(blocks, 2))
 
 
 def _q8_0(blocks: Tensor) -> Tensor:
-    return blocks[:, 2:].view(torch.int8).float().mul_(_half(blocks, 0))
+    return blocks[:, 2:].view(torch.int8).float().mul_(half(blocks, 0))
 
 
 def _q6_k(blocks: Tensor) -> Tensor:
-    low = blocks[:, :128].view(-1, 2, 2, 32)  # half, byte group, byte
+    codes = q6_k_codes(blocks).float() - 32
+    return q6_k_scales(blocks).unsqueeze(-1) * codes
+
+
+def q6_k_codes(blocks: Tensor) -> Tensor:
+    """[blocks, 16 groups, 16] uint8, 0 .. 63 each."""
+    low = blocks[:, :128].reshape(-1, 2, 2, 32)  # half, byte group, byte
     low = torch.cat([low & 15, low >> 4], dim=2)  # half, quarter j, l
-    high = blocks[:, 128:192].view(-1, 2, 1, 32)
+    high = blocks[:, 128:192].reshape(-1, 2, 1, 32)
     shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8).view(1, 1, 4, 1)
-    codes = (low | (((high >> shifts) & 3) << 4)).view(-1, 16, 16).float() - 32
-    scales = _half(blocks, 208) * blocks[:, 192:208].contiguous().view(torch.int8).float()
-    return scales.unsqueeze(-1) * codes
+    return (low | (((high >> shifts) & 3) << 4)).view(-1, 16, 16)
+
+
+def q6_k_scales(blocks: Tensor) -> Tensor:
+    """[blocks, 16 groups] float32."""
+    return half(blocks, 208) * blocks[:, 192:208].contiguous().view(torch.int8).float()
 
 
 def _q4_k(blocks: Tensor) -> Tensor:
-    scales, minima = _q4_k_scales(blocks[:, 4:16])
+    scales, minima = q4_k_scales(blocks[:, 4:16])
     packed = blocks[:, 16:].view(-1, 4, 1, 32)
     codes = torch.cat([packed & 15, packed >> 4], dim=2).view(-1, 8, 32).float()
-    scale = (_half(blocks, 0) * scales).unsqueeze(-1)
-    minimum = (_half(blocks, 2) * minima).unsqueeze(-1)
+    scale = (half(blocks, 0) * scales).unsqueeze(-1)
+    minimum = (half(blocks, 2) * minima).unsqueeze(-1)
     return scale * codes - minimum
 
 
-def _q4_k_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
+def q4_k_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
     """The 6-bit scales and minima of 8 sub-blocks, [blocks, 8] float32 each, from 12 bytes."""
     first, second, third = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = torch.cat([first & 63, (third & 15) | ((first >> 6) << 4)], dim=1)

@@ -48,7 +48,9 @@ class Parts:
         biased = {place.part for place in places.values() if place.bias}
         used = {place.part for place in places.values()}
         self._builders: dict[str, LinearBuilder] = {
-            part: target.weights.builder(*shape, part in biased) for part, shape in plan.linears.items() if part in used
+            part: target.weights.builder(part, *shape, part in biased)
+            for part, shape in plan.linears.items()
+            if part in used
         }
         self._dtype, self._device = target.dtype, target.device
         self._vectors: dict[str, Tensor] = {}
@@ -70,7 +72,10 @@ class Parts:
 
 
 def load_parts(reader: WeightReader, plan: WeightPlan, tied: bool, target: Target) -> tuple[Parts, bool]:
-    """All parts of a model, and whether its head is the embedding. Raises ModelError naming the tensors at fault."""
+    """All parts of a model, and whether its head is the embedding: then the part "head" alone has both.
+
+    Raises ModelError naming the tensors at fault.
+    """
     shapes = reader.shapes()
     places = dict(plan.places)
     if tied and HEAD not in shapes:
@@ -78,6 +83,8 @@ def load_parts(reader: WeightReader, plan: WeightPlan, tied: bool, target: Targe
     check_names(places, plan, shapes)
     if tied and HEAD in shapes and _head_repeats_embedding(reader):
         del places[HEAD]
+    if HEAD not in places:
+        places[EMBEDDING] = plan.places[HEAD]
     parts = Parts(places, plan, target)
     for name, source in reader.tensors(places):
         parts.put(places[name], source)

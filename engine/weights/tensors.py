@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from .repack import QuantisedWeight
+
 
 class TensorSource(Protocol):
     """One tensor of a checkpoint."""
@@ -23,11 +25,18 @@ class TensorSource(Protocol):
     def shape(self) -> tuple[int, ...]:
         """The logical shape, outputs first."""
 
+    @property
+    def stored_bits(self) -> float:
+        """Bits of the file for each number."""
+
     def copy_to(self, out: "Tensor") -> None:
         """Writes the values into `out`, of the same shape, converting to its dtype."""
 
     def dequantise(self, dtype: "torch.dtype") -> "Tensor":
         """The values as a new tensor."""
+
+    def quantised(self) -> "QuantisedWeight | None":
+        """The values of a matrix as whole numbers with scales, exactly; None for plain numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +49,18 @@ class DenseTensor:
     def shape(self) -> tuple[int, ...]:
         return tuple(self.values.shape)
 
+    @property
+    def stored_bits(self) -> float:
+        return 8.0 * self.values.itemsize
+
     def copy_to(self, out: "Tensor") -> None:
         out.copy_(self.values)
 
     def dequantise(self, dtype: "torch.dtype") -> "Tensor":
         return self.values.to(dtype)
+
+    def quantised(self) -> None:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +74,10 @@ class PackedTensor:
     shape: tuple[int, ...]
     raw: NDArray[np.uint8]
 
+    @property
+    def stored_bits(self) -> float:
+        return 8 * self.kind.bytes / self.kind.size
+
     def copy_to(self, out: "Tensor") -> None:
         from .expand import expand_into
 
@@ -69,3 +89,8 @@ class PackedTensor:
         out = torch.empty(self.shape, dtype=dtype)
         self.copy_to(out)
         return out
+
+    def quantised(self) -> "QuantisedWeight | None":
+        from .repack import repack
+
+        return repack(self.kind, self.raw)

@@ -6,8 +6,9 @@ interface, not the arithmetic.
 """
 
 import ctypes
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,9 @@ from . import OUTPUTS, segment_of
 from .reference import dequantise
 
 INT8_ZERO, INT4_ZERO = 128, 8
+NUMBERS = {torch.float32, torch.bfloat16}  # of inputs and outputs in the library; others pass through float32
+VALUES_PER_SLICE = (1 << 15) - 1  # fewer than torch would spread over its threads
+Weight = TypeVar("Weight", Int8Weight, Int4Weight)
 
 
 class _Weight(ctypes.Structure):
@@ -65,15 +69,13 @@ class Panels:
 
 def pack_int8(weight: Int8Weight) -> Panels:
     """The weight in panels. Raises ValueError for a group size that is not supported."""
-    codes = weight.q.view(torch.uint8) ^ INT8_ZERO
-    return _panels(_quads(codes), weight.scale, weight.minimum, weight, 8, INT8_ZERO)
+    codes = _by_slice(weight, lambda part: _quads(part.q.view(torch.uint8) ^ INT8_ZERO))
+    return _panels(codes, weight.scale, weight.minimum, weight, 8, INT8_ZERO)
 
 
 def pack_int4(weight: Int4Weight) -> Panels:
     """The weight in panels; a minimum that is -8 times the scale everywhere becomes a zero of 8."""
-    quads = _quads(weight.codes())
-    quads = functional.pad(quads, (0, 0, 0, 0, 0, quads.shape[1] % 2))
-    codes = quads[:, ::2] | (quads[:, 1::2] << 4)
+    codes = _by_slice(weight, lambda part: _pairs(_quads(part.codes())))
     if torch.equal(weight.minimum.float(), weight.scale.float() * -INT4_ZERO):
         return _panels(codes, weight.scale, None, weight, 4, INT4_ZERO)
     return _panels(codes, weight.scale, weight.minimum, weight, 4, 0)
@@ -84,6 +86,8 @@ def linear(library: Any, x: Tensor, panels: Panels, bias: Tensor | None, dtype: 
     outputs, inputs = panels.shape
     if x.shape[1] != inputs:
         raise ValueError(f"quantised linear: x has {x.shape[1]} inputs, the weight {inputs}")
+    if not {x.dtype, dtype} <= NUMBERS:
+        return linear(library, x.float(), panels, bias, torch.float32).to(dtype)
     if x.stride(1) != 1:
         x = x.contiguous()
     out = torch.empty((len(x), outputs), dtype=dtype)
@@ -103,6 +107,20 @@ def _quads(codes: Tensor) -> Tensor:
     return filled.view(-1, OUTPUTS, filled.shape[1] // 4, 4).transpose(1, 2).contiguous()
 
 
+def _pairs(quads: Tensor) -> Tensor:
+    """[panels, quads, 16, 4] of numbers below 16 -> [panels, pairs of quads, 16, 4]."""
+    quads = functional.pad(quads, (0, 0, 0, 0, 0, quads.shape[1] % 2))
+    return quads[:, ::2] | (quads[:, 1::2] << 4)
+
+
+def _by_slice(weight: Weight, lay_out: Callable[[Weight], Tensor]) -> Tensor:
+    """The codes of all panels, laid out a few panels at a time so that the scratch stays small."""
+    outputs, inputs = weight.shape
+    step = max(1, VALUES_PER_SLICE // (OUTPUTS * inputs)) * OUTPUTS
+    parts = (replace(weight, q=weight.q[start : start + step]) for start in range(0, outputs, step))
+    return torch.cat([lay_out(part) for part in parts])
+
+
 def _by_panel(values: Tensor | None) -> Tensor | None:
     """[O, groups] -> [panels, groups, 16]."""
     if values is None:
@@ -116,7 +134,7 @@ def _panels(
 ) -> Panels:
     outputs, inputs = weight.shape
     group = min(weight.group, inputs)
-    codes, by_panel, minimum = codes.contiguous(), _by_panel(scale), _by_panel(minimum)
+    by_panel, minimum = _by_panel(scale), _by_panel(minimum)
     assert by_panel is not None
     address = _Weight(
         *(codes.data_ptr(), by_panel.data_ptr(), None if minimum is None else minimum.data_ptr()),

@@ -1,0 +1,136 @@
+"""How linears are held: expanded to the compute dtype, or as whole numbers of 8 or 4 bits with scales.
+
+Knows what a checkpoint's tensor becomes in each format and which projections may be fused; not where tensors lie.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from batchgen.kernels import Kernels
+from batchgen.kernels.linear_int8 import Int8Weight
+
+from ..linear import DenseFormat, Linear, QuantisedLinear, SideBySide, WeightFormat
+from ..spec import ModelError
+from .expand import slices
+from .quantise import RoundingError, to_int4, to_int8
+from .repack import QuantisedWeight, stacked
+from .tensors import TensorSource
+
+log = logging.getLogger(__name__)
+
+HEAD = "head"
+Quantise = Callable[[TensorSource, str, RoundingError], QuantisedWeight]
+
+
+def int8_weight(source: TensorSource, part: str, rounding: RoundingError) -> QuantisedWeight:
+    """8-bit and 6-bit blocks as they are; anything else rounded, one scale for each output."""
+    stored = source.quantised()
+    if isinstance(stored, Int8Weight):
+        return stored
+    return _rounded(source, part, rounding, to_int8)
+
+
+def int4_weight(source: TensorSource, part: str, rounding: RoundingError) -> QuantisedWeight:
+    """What is stored in fewer than 8 bits as it is, the head in 8 bits, anything else rounded to 4."""
+    if part == HEAD:
+        return int8_weight(source, part, rounding)
+    stored = source.quantised() if source.stored_bits < 8 else None
+    if stored is not None:
+        return stored
+    if source.shape[1] % 2:
+        raise ModelError(f"model.weights: int4 needs an even number of inputs, {part} has {source.shape[1]}; use int8")
+    return _rounded(source, part, rounding, to_int4)
+
+
+QUANTISED: dict[str, Quantise] = {"int8": int8_weight, "int4": int4_weight}
+
+
+def weight_format(name: str, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> WeightFormat:
+    """The format of a `model.weights` value. `auto` is native until a measurement of accuracy can choose."""
+    if name in QUANTISED:
+        return QuantisedFormat(kernels, dtype, QUANTISED[name])
+    return DenseFormat(kernels, dtype, device)
+
+
+def _rounded(
+    source: TensorSource, part: str, rounding: RoundingError, quantise: Callable[[Tensor], QuantisedWeight]
+) -> QuantisedWeight:
+    values = source.dequantise(torch.float32)
+    kind, weights = part.rpartition(".")[2], []
+    for rows in slices(*values.shape):
+        weights.append(quantise(values[rows]))
+        rounding.add(kind, values[rows], weights[-1].values())
+    return stacked(weights)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedFormat:
+    """Whole numbers of 8 or 4 bits; `quantise` says what each tensor becomes."""
+
+    kernels: Kernels
+    dtype: torch.dtype
+    quantise: Quantise
+    errors: RoundingError = field(default_factory=RoundingError)
+
+    def builder(self, part: str, outputs: int, inputs: int, has_bias: bool) -> "QuantisedBuilder":
+        return QuantisedBuilder(self, part, outputs, torch.zeros(outputs) if has_bias else None)
+
+    def rounding(self) -> dict[str, float]:
+        errors = self.errors.relative()
+        if errors:
+            listed = ", ".join(f"{kind} {error:.2%}" for kind, error in errors.items())
+            log.info("weights rounded at load, error relative to the weights (RMS): %s", listed)
+        return errors
+
+
+class QuantisedBuilder:
+    """Collects the projections of a linear, and packs them as soon as all of them are there."""
+
+    def __init__(self, target: QuantisedFormat, part: str, outputs: int, bias: Tensor | None) -> None:
+        self._target = target
+        self._part = part
+        self._missing = outputs
+        self._weights: dict[int, QuantisedWeight] = {}
+        self._bias = bias
+        self._linears: list[QuantisedLinear] = []
+
+    def weight(self, row: int, source: TensorSource) -> None:
+        self._weights[row] = self._target.quantise(source, self._part, self._target.errors)
+        self._missing -= source.shape[0]
+        if not self._missing:
+            self._pack()
+
+    def bias(self, row: int, source: TensorSource) -> None:
+        if self._bias is None:
+            raise ValueError("this linear was built without a bias")
+        source.copy_to(self._bias[row : row + source.shape[0]])
+
+    def finish(self) -> Linear:
+        return self._linears[0] if len(self._linears) == 1 else SideBySide(self._linears)
+
+    def _pack(self) -> None:
+        weights = [self._weights[row] for row in sorted(self._weights)]
+        self._weights.clear()
+        row = 0
+        for _, alike in groupby(weights, key=_layout):
+            weight = stacked(list(alike))
+            self._linears.append(self._linear(row, weight))
+            row += weight.shape[0]
+
+    def _linear(self, row: int, weight: QuantisedWeight) -> QuantisedLinear:
+        kernels, dtype = self._target.kernels, self._target.dtype
+        bias = None if self._bias is None else self._bias[row : row + weight.shape[0]]
+        result = torch.float32 if self._part == HEAD else dtype
+        if isinstance(weight, Int8Weight):
+            return QuantisedLinear(kernels.linear_int8, kernels.pack_int8(weight), bias, dtype, result)
+        return QuantisedLinear(kernels.linear_int4, kernels.pack_int4(weight), bias, dtype, result)
+
+
+def _layout(weight: QuantisedWeight) -> tuple[object, ...]:
+    """Weights that agree in this can be one."""
+    return type(weight), weight.group, weight.shape[1], weight.scale.dtype, weight.minimum is None
