@@ -29,10 +29,13 @@ def rounded(x: Tensor, segment: int = SEGMENT) -> Tensor:
 
 def dequantise(codes: Tensor, scale: Tensor, minimum: Tensor | None, group: int) -> Tensor:
     """codes [O, H], scale and minimum [O, groups] -> values [O, H] float32: one product and one sum, each rounded."""
-    scale, minimum = scale.float(), None if minimum is None else minimum.float()
-    index = torch.arange(codes.shape[1], device=codes.device) // min(group, codes.shape[1])
-    values = codes.float().mul_(scale[:, index])
-    return values if minimum is None else values.add_(minimum[:, index])
+    inputs = codes.shape[1]
+    group = min(group, inputs)
+    pieces = functional.pad(codes.float(), (0, -inputs % group)).unflatten(1, (-1, group))
+    pieces = pieces * scale.float().unsqueeze(-1)
+    if minimum is not None:
+        pieces.add_(minimum.float().unsqueeze(-1))
+    return pieces.flatten(1)[:, :inputs]
 
 
 def linear(x: Tensor, values: Tensor, bias: Tensor | None, segment: int, dtype: torch.dtype) -> Tensor:
