@@ -36,12 +36,12 @@ def int8_weight(source: TensorSource, part: str, rounding: RoundingError) -> Qua
 
 
 def int4_weight(source: TensorSource, part: str, rounding: RoundingError) -> QuantisedWeight:
-    """What is stored in fewer than 8 bits as it is, the head in 8 bits, anything else rounded to 4."""
-    if part == HEAD:
-        return int8_weight(source, part, rounding)
+    """What is stored in fewer than 8 bits as it is, any other head in 8 bits, anything else rounded to 4."""
     stored = source.quantised() if source.stored_bits < 8 else None
     if stored is not None:
         return stored
+    if part == HEAD:
+        return int8_weight(source, part, rounding)
     if source.shape[1] % 2:
         raise ModelError(f"model.weights: int4 needs an even number of inputs, {part} has {source.shape[1]}; use int8")
     return _rounded(source, part, rounding, to_int4)

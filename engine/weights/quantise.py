@@ -11,9 +11,11 @@ from torch import Tensor
 from batchgen.kernels.linear_int4 import Int4Weight, packed
 from batchgen.kernels.linear_int8 import Int8Weight
 
+from .repack import in_half
+
 GROUPS = (128, 64, 32)
-# Shares of a group's range tried: a narrower range rounds most weights finer and clips a few.
-RANGES = (1.0, 0.94, 0.88, 0.82, 0.76)
+# Shares of a group's range tried beside all of it: a narrower range rounds most weights finer and clips a few.
+RANGES = (0.94, 0.88, 0.82, 0.76)
 _LARGEST_HALF = 65504.0
 _ROUNDER = 1.5 * 2.0**23
 
@@ -48,39 +50,54 @@ def to_int8(values: Tensor) -> Int8Weight:
 
 def to_int4(values: Tensor) -> Int4Weight:
     """values [O, H] float32, H even -> scale and minimum for each group, of the range that rounds it best."""
-    inputs = values.shape[1]
-    group = group_size(inputs)
-    codes, scale, minimum = _best_range(_grouped(values, group))
-    if max(float(scale.max()), float(minimum.abs().max())) <= _LARGEST_HALF:
-        scale, minimum = scale.half(), minimum.half()
-    return Int4Weight(packed(codes.flatten(1)[:, :inputs]), scale, minimum, group)
-
-
-def _grouped(values: Tensor, group: int) -> Tensor:
-    """[O, H] -> [O, groups, G]; a short last group is filled with its last weight, which widens no range."""
-    missing = -values.shape[1] % group
-    filled = torch.cat([values, values[:, -1:].expand(-1, missing)], dim=1)
-    return filled.unflatten(1, (-1, group))
+    group = group_size(values.shape[1])
+    whole = values.shape[1] // group * group
+    parts = [values[:, :whole].unflatten(1, (-1, group)), values[:, whole:].unsqueeze(1)]
+    fits = [_best_range(part) for part in parts if part.numel()]
+    codes, scale, minimum = (torch.cat([part.flatten(1) for part in alike], dim=1) for alike in zip(*fits, strict=True))
+    scale, low = in_half(scale, minimum)
+    assert low is not None
+    return Int4Weight(packed(codes), scale, low, group)
 
 
 def _best_range(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """[O, groups, G] -> codes alike, scale and minimum [O, groups]: the tried range with the least square error."""
+    """[O, groups, G] -> codes alike, scale and minimum [O, groups, 1]: of the ranges tried the least square error."""
     low, high = values.amin(-1, keepdim=True), values.amax(-1, keepdim=True)
     middle, reach = (low + high) / 2, (high - low) / 2
-    best = torch.full_like(low, torch.inf)
-    best_scale, best_minimum = torch.zeros_like(low), low.clone()
+    hold = _as_half if float(torch.maximum(low.abs(), high.abs()).max()) <= _LARGEST_HALF else torch.clone
+    best = _Fit(values, hold(reach * (2 / 15)), hold(low))
     for share in RANGES:
-        scale, minimum = _as_half(reach * (share * 2 / 15)), _as_half(middle - reach * share)
-        error = (_codes(values, scale, minimum) * scale + minimum - values).square_().sum(-1, keepdim=True)
-        better = error < best
-        best = error.where(better, best)
-        best_scale, best_minimum = scale.where(better, best_scale), minimum.where(better, best_minimum)
-    return _codes(values, best_scale, best_minimum), best_scale.squeeze(-1), best_minimum.squeeze(-1)
+        best = best.or_better(_Fit(values, hold(reach * (share * 2 / 15)), hold(middle - reach * share)))
+    best = best.or_better(_Fit(values, *map(hold, _least_squares(values, best.codes))))
+    return best.codes, best.scale, best.minimum
+
+
+class _Fit:
+    """Codes of values for a scale and a minimum per group, and their square error."""
+
+    def __init__(self, values: Tensor, scale: Tensor, minimum: Tensor) -> None:
+        self.scale, self.minimum, self.codes = scale, minimum, _codes(values, scale, minimum)
+        self.error = (self.codes * scale + minimum - values).square_().sum(-1, keepdim=True)
+
+    def or_better(self, other: "_Fit") -> "_Fit":
+        """Of each group the fit with the smaller error, this one where they are equal."""
+        better = other.error < self.error
+        for name in ("scale", "minimum", "codes", "error"):
+            setattr(self, name, getattr(other, name).where(better, getattr(self, name)))
+        return self
+
+
+def _least_squares(values: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale and minimum that fit the values best when the codes stay."""
+    code_mean, mean = codes.mean(-1, keepdim=True), values.mean(-1, keepdim=True)
+    spread = codes - code_mean
+    scale = (spread * (values - mean)).sum(-1, keepdim=True) / spread.square().sum(-1, keepdim=True).clamp_min(1e-9)
+    return scale, mean - scale * code_mean
 
 
 def _as_half(values: Tensor) -> Tensor:
-    """As float16 will hold them; numbers too large for it stay."""
-    return values.half().float().where(values.abs() <= _LARGEST_HALF, values)
+    """As float16 will hold them."""
+    return values.half().float()
 
 
 def _codes(values: Tensor, scale: Tensor, minimum: Tensor) -> Tensor:
