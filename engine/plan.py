@@ -14,7 +14,7 @@ Tokens = NDArray[np.uint32]
 Indices = NDArray[np.int64]
 
 _STRIDES = (4, 16, 64, 256)  # tokens compared at once, more as prefixes turn out to be long
-_PAIRS_AT_ONCE = 1 << 16
+_TOKENS_AT_ONCE = 1 << 18  # so that comparing needs a few megabytes, whatever the number of prompts
 _END = np.uint64(0)  # sorts before every token: a prompt comes before those it is a prefix of
 
 
@@ -115,23 +115,25 @@ def _common_prefix(
     """Length of the common prefix of prompts left[i] and right[i], of which `known[i]` tokens are equal already."""
     common = np.zeros(len(left), np.int64) if known is None else known.copy()
     limit = np.minimum(offsets[left + 1] - offsets[left], offsets[right + 1] - offsets[right])
-    for start in range(0, len(left), _PAIRS_AT_ONCE):
-        part = slice(start, start + _PAIRS_AT_ONCE)
-        _extend(tokens, offsets[left[part]], offsets[right[part]], limit[part], common[part])
-    return common
-
-
-def _extend(tokens: Tokens, left: Indices, right: Indices, limit: Indices, common: Indices) -> None:
-    """Lengthens `common` in place, a stride of tokens at a time, while prompts go on being equal."""
+    starts = (offsets[left], offsets[right])
     going = np.flatnonzero(common < limit)
     strides = chain(_STRIDES, repeat(_STRIDES[-1]))
     while len(going):
         stride = next(strides)
-        step = np.arange(stride)
-        at = common[going, None] + step
-        inside = at < limit[going, None]
-        at = np.where(inside, at, 0)
-        equal = (tokens[left[going, None] + at] == tokens[right[going, None] + at]) & inside
-        gained = np.where(equal.all(axis=1), stride, np.argmin(equal, axis=1))
-        common[going] += gained
-        going = going[(gained == stride) & (common[going] < limit[going])]
+        size = _TOKENS_AT_ONCE // stride
+        parts = [going[start : start + size] for start in range(0, len(going), size)]
+        going = np.concatenate([_extend(tokens, *starts, limit, common, part, stride) for part in parts])
+    return common
+
+
+def _extend(
+    tokens: Tokens, left: Indices, right: Indices, limit: Indices, common: Indices, pairs: Indices, stride: int
+) -> Indices:
+    """Lengthens `common` of some pairs in place by up to `stride` tokens; the pairs that may be equal beyond."""
+    at = common[pairs, None] + np.arange(stride)
+    inside = at < limit[pairs, None]
+    at = np.where(inside, at, 0)
+    equal = (tokens[left[pairs, None] + at] == tokens[right[pairs, None] + at]) & inside
+    gained = np.where(equal.all(axis=1), stride, np.argmin(equal, axis=1))
+    common[pairs] += gained
+    return pairs[(gained == stride) & (common[pairs] < limit[pairs])]

@@ -6,7 +6,7 @@ Knows datasets and the engine's facade; rows go the same way as those of a job.
 import datetime
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
 _BATCH_ROWS = 1000
+_STREAMS: list["tempfile.TemporaryDirectory[str]"] = []  # removed when the process ends: results may be mapped anywhere
 
 
 class LoadedEngine(Generator, Protocol):
@@ -55,19 +56,21 @@ def annotate(
 
     `prompt` and `generation` hold the keys of those sections of a job file. `model` is a path, a Hub id or a loaded
     `Engine`; `engine_options` go to `Engine.load`. A row that fails has its `error` set; rows that a policy skips are
-    left out. Raises ValueError for a bad setting or a column whose name a result column needs.
+    left out. Raises ValueError for a bad setting or a column whose name a result column needs. A stream is read into
+    files that stay until the process ends; `save_to_disk` keeps the result for longer.
     """
     settings = PromptSettings.model_validate(dict(prompt))
     sampling = GenerationSettings.model_validate(dict(generation or {}))
-    with _materialised(dataset) as rows:
-        _refuse_collisions(rows.column_names, sampling, prefix)
-        engine = _engine(model, engine_options)
-        base, _ = resolve_generation(sampling, engine.generation_config)
-        per_row = {str(key): column for key, column in sampling.per_row.items()}
-        today = datetime.date.today().isoformat()
-        renderer = Renderer(settings, base, per_row, engine.tokenizer, engine.context_length, today)
-        encoder = ResultEncoder(engine.tokenizer, base, engine.eos_ids, prefix)
-        return _joined(rows, encoder, _collect(DatasetSource(rows), renderer, engine, encoder))
+    rows = _materialised(dataset)
+    _refuse_collisions(rows.column_names, sampling, prefix)
+    engine = _engine(model, engine_options)
+    base, _ = resolve_generation(sampling, engine.generation_config)
+    _refuse_no_room(base.max_tokens, engine.context_length)
+    per_row = {str(key): column for key, column in sampling.per_row.items()}
+    today = datetime.date.today().isoformat()
+    renderer = Renderer(settings, base, per_row, engine.tokenizer, engine.context_length, today)
+    encoder = ResultEncoder(engine.tokenizer, base, engine.eos_ids, prefix)
+    return _joined(rows, encoder, _collect(DatasetSource(rows), renderer, engine, encoder))
 
 
 @dataclass(frozen=True)
@@ -105,16 +108,15 @@ def _one_batch(table: pa.Table | None, num_rows: int) -> pa.RecordBatch:
     return repair_text(pa.RecordBatch.from_arrays(columns, schema=table.schema))[0]
 
 
-@contextmanager
-def _materialised(dataset: "Dataset | IterableDataset") -> Iterator["Dataset"]:
-    """The data set itself; a stream is read into memory-mapped files first."""
+def _materialised(dataset: "Dataset | IterableDataset") -> "Dataset":
+    """The data set itself; a stream is read into memory-mapped files first, which copies in other processes share."""
     from datasets import Dataset
 
     if isinstance(dataset, Dataset):
-        yield dataset
-        return
-    with tempfile.TemporaryDirectory(prefix="batchgen-") as directory:
-        yield Dataset.from_generator(lambda: iter(dataset), features=dataset.features, cache_dir=directory)
+        return dataset
+    directory = tempfile.TemporaryDirectory(prefix="batchgen-")
+    _STREAMS.append(directory)
+    return Dataset.from_generator(lambda: iter(dataset), features=dataset.features, cache_dir=directory.name)
 
 
 def _engine(model: str | LoadedEngine, options: Mapping[str, Any]) -> LoadedEngine:
@@ -133,6 +135,11 @@ def _refuse_collisions(columns: Sequence[str], generation: GenerationSettings, p
     taken = [name for name in names if name in columns]
     if taken:
         raise ValueError(f"the data set has a column {taken[0]!r} already; set prefix")
+
+
+def _refuse_no_room(max_tokens: int, context_length: int) -> None:
+    if max_tokens >= context_length:
+        raise ValueError(f"max_tokens: {max_tokens} leaves no room for a prompt in the context of {context_length}")
 
 
 def _collect(

@@ -5,18 +5,14 @@ Knows which values are legal and which are not there yet; opens no file and load
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+
+from batchgen.engine.config import Section
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 
 
-class _Section(BaseModel):
-    """Unknown keys, coerced types and later changes are refused; a message about one key starts with it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class InputSettings(_Section):
+class InputSettings(Section):
     """Which rows to read."""
 
     path: NonEmpty | Annotated[tuple[NonEmpty, ...], Field(strict=False, min_length=1)] = Field(
@@ -57,14 +53,14 @@ class InputSettings(_Section):
         return (self.path,) if isinstance(self.path, str) else self.path
 
 
-class Message(_Section):
+class Message(Section):
     """One turn of a chat; `content` is a Jinja template."""
 
     role: NonEmpty
     content: str
 
 
-class PromptSettings(_Section):
+class PromptSettings(Section):
     """How a row becomes a prompt: exactly one of text, messages and messages_column."""
 
     text: NonEmpty | None = Field(None, description="Jinja template over the row's columns")
@@ -90,7 +86,7 @@ class PromptSettings(_Section):
         return self
 
 
-class OutputSettings(_Section):
+class OutputSettings(Section):
     """Where answers go and in which form."""
 
     path: NonEmpty = Field(description="output directory")

@@ -40,17 +40,15 @@ class _Finder:
         self.used_split = False
 
     def entry(self, entry: str) -> list[InputFile]:
-        path = self._base / Path(entry.removeprefix("file://")).expanduser()
+        path = self._base / Path(entry).expanduser()
         if path.is_dir():
             found = list(self._directory(path))
         elif path.exists():
             found = [self._file(path)]
         else:
-            found = [
-                self._file(Path(match)) for match in sorted(glob.glob(str(path), recursive=True)) if _is_data(match)
-            ]
+            found = [self._file(match) for match in _glob(str(Path(entry).expanduser()), self._base)]
         if not found:
-            raise InputError(f"input.path: {entry} {_nothing(path)}", 2)
+            raise InputError(f"input.path: {entry} {_nothing(path, entry)}", 2)
         return found
 
     def _directory(self, path: Path) -> Iterator[InputFile]:
@@ -91,15 +89,24 @@ class _Finder:
 
 
 def _walk(path: Path) -> Iterator[Path]:
-    """All files below, sorted by path; names that start with a dot or two underscores are not data."""
+    """All files below, sorted by path, that are data."""
     for found in sorted(path.rglob("*")):
-        hidden = any(part.startswith((".", "__")) for part in found.relative_to(path).parts)
-        if not hidden and found.is_file():
+        if not _is_hidden(found.relative_to(path)) and found.is_file():
             yield found
 
 
-def _is_data(match: str) -> bool:
-    return os.path.isfile(match) and not os.path.basename(match).startswith("__")
+def _glob(pattern: str, base: Path) -> list[Path]:
+    """Files that match, sorted by path, that are data or lie where the pattern names the place in full."""
+    matches = sorted(map(Path, glob.glob(pattern, root_dir=base, recursive=True)))
+    named = frozenset(Path(pattern).parts)
+    return [
+        base / match for match in dict.fromkeys(matches) if not _is_hidden(match, named) and (base / match).is_file()
+    ]
+
+
+def _is_hidden(path: Path, named: frozenset[str] = frozenset()) -> bool:
+    """Whether a folder or the file itself starts with a dot or two underscores: caches, sidecars, outputs' records."""
+    return any(part.startswith((".", "__")) and part not in named | {".."} for part in path.parts)
 
 
 def _saved_files(path: Path, name: str) -> list[str]:
@@ -119,10 +126,10 @@ def _read_json(path: Path, name: str) -> dict[str, Any]:
     return content
 
 
-def _nothing(path: Path) -> str:
+def _nothing(path: Path, entry: str) -> str:
     if path.is_dir():
         return "holds no file that can be read (parquet, jsonl or arrow)"
-    return "matches no file" if glob.has_magic(str(path)) else "does not exist"
+    return "matches no file" if glob.has_magic(entry) else "does not exist"
 
 
 def _unknown(suffix: str) -> str:

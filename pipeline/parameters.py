@@ -6,27 +6,14 @@ Knows names and values; equal overrides give one and the same record, checked on
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, get_args
 
+from batchgen.engine.config import PerRowKey
 from batchgen.engine.request import Sampling
 
 from .values import is_null
 
-KEYS = frozenset(
-    {
-        "max_tokens",
-        "min_tokens",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "stop",
-        "seed",
-    }
-)
+KEYS: frozenset[str] = frozenset(get_args(PerRowKey))
 _WHOLE = frozenset({"max_tokens", "min_tokens", "top_k", "seed"})
 
 
@@ -58,9 +45,13 @@ class Parameters:
 
 
 def _plain(key: str, value: Any) -> Any:
-    """Whole numbers may come as floats, as columns with nulls often hold them; one stop string may stand alone."""
+    """A value that can be looked up: whole numbers may come as floats, as columns with nulls often hold them.
+
+    One stop string may stand alone; what is no string becomes None, which Sampling refuses.
+    """
     if key in _WHOLE and isinstance(value, float) and value.is_integer():
         return int(value)
     if key == "stop":
-        return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else (value,)
+        values = value if isinstance(value, list) else [value]
+        return tuple(item if isinstance(item, str) else None for item in values)
     return value if isinstance(value, (int, float, str)) else repr(value)

@@ -153,8 +153,9 @@ class Renderer:
     def _write(self, row: dict[str, Any], position: int, error: RowError | None) -> _Prompt:
         if error is not None:
             raise _RowFaultError(error)
-        self._apply_null_policy(row)
-        sampling = self._sampling(row)
+        nulls = self._nulls(row)
+        sampling = self._sampling(row)  # before nulls become text: a null leaves the job's value
+        row = {**row, **dict.fromkeys(nulls, [] if self._settings.messages_column else "")}
         if self._settings.messages_column is not None:
             return self._from_chat(position, sampling, _chat_of(row[self._settings.messages_column]))
         texts = [self._fill(name, template, row) for name, template in self._templates]
@@ -168,13 +169,14 @@ class Renderer:
             raise _fault("empty_prompt", "the prompt is empty")
         return _Prompt(position, sampling, texts[0])
 
-    def _apply_null_policy(self, row: dict[str, Any]) -> None:
+    def _nulls(self, row: Mapping[str, Any]) -> list[str]:
+        """Columns to be filled; ends the row when a null in one that is used is not allowed."""
         nulls = sorted(name for name in self._used if is_null(row[name]))
         if nulls and self._settings.on_null == "error":
             raise _fault("null_value", f"column {nulls[0]!r} is null")
         if nulls and self._settings.on_null == "skip":
             raise _RowSkippedError(f"column {nulls[0]!r} is null")
-        row.update(dict.fromkeys(nulls, [] if self._settings.messages_column else ""))
+        return nulls
 
     def _sampling(self, row: Mapping[str, Any]) -> Sampling:
         try:

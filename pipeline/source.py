@@ -6,6 +6,7 @@ Knows the order of files and the positions of their rows; how a format is read i
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pyarrow as pa
@@ -59,12 +60,12 @@ class FileSource:
     schema: pa.Schema
     limit: int | None
 
-    @property
+    @cached_property
     def num_rows(self) -> int:
         total = sum(run.identity.rows for run in self.runs)
         return total if self.limit is None else min(total, self.limit)
 
-    @property
+    @cached_property
     def files(self) -> list[FileIdentity]:
         return [run.identity for run in self.runs if run.start < self.num_rows or run.identity.rows == 0]
 

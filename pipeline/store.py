@@ -6,8 +6,10 @@ Knows requests and files of one directory; when a window is full is decided else
 import json
 from array import array
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +19,11 @@ from batchgen.engine.request import Request, RowError, Sampling
 
 from .rows import RowTag
 
+_BUT_SEED = attrgetter(*(field.name for field in fields(Sampling) if field.name != "seed"))
+
 
 class WindowWriter:
-    """Takes requests one by one; memory per request is some 30 bytes, whatever its prompt."""
+    """Takes requests one by one; memory per request is 28 bytes, some 60 with its plan, whatever it holds."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self._path = directory / f"{name}.tokens"
@@ -28,8 +32,9 @@ class WindowWriter:
         self._errors_file = self._errors_path.open("wb", buffering=1 << 16)
         self._keys = array("q")
         self._lengths = array("q")
-        self._samplings = array("l")
-        self._interned: dict[Sampling, int] = {}
+        self._seeds = array("q")
+        self._samplings = array("i")
+        self._interned: dict[Any, tuple[int, Sampling]] = {}
         self.num_rows = 0
         self.num_tokens = 0
 
@@ -43,7 +48,8 @@ class WindowWriter:
         self._file.write(array("I", request.prompt).tobytes())
         self._keys.append(request.key)
         self._lengths.append(len(request.prompt))
-        self._samplings.append(self._interned.setdefault(request.sampling, len(self._interned)))
+        self._seeds.append(request.sampling.seed)
+        self._samplings.append(self._intern(request.sampling))
         self.num_tokens += len(request.prompt)
 
     def finish(self) -> "Window":
@@ -57,10 +63,15 @@ class WindowWriter:
             errors_path=self._errors_path,
             keys=np.frombuffer(self._keys, np.int64),
             offsets=offsets,
-            sampling_ids=np.frombuffer(self._samplings, np.dtype("l")),
-            samplings=list(self._interned),
+            seeds=np.frombuffer(self._seeds, np.int64),
+            sampling_ids=np.frombuffer(self._samplings, np.int32),
+            samplings=[sampling for _, sampling in self._interned.values()],
             plan=plan_tokens(tokens, offsets),
         )
+
+    def _intern(self, sampling: Sampling) -> int:
+        """The number of the first sampling that differs by nothing but the seed, which each row may have its own."""
+        return self._interned.setdefault(_BUT_SEED(sampling), (len(self._interned), sampling))[0]
 
 
 @dataclass(frozen=True)
@@ -71,7 +82,8 @@ class Window:
     errors_path: Path
     keys: NDArray[np.int64]
     offsets: NDArray[np.int64]
-    sampling_ids: NDArray[np.int_]
+    seeds: NDArray[np.int64]
+    sampling_ids: NDArray[np.int32]
     samplings: list[Sampling]
     plan: Plan
 
@@ -81,12 +93,16 @@ class Window:
             yield from self._failed()
             tokens = _map(self.path, int(self.offsets[-1]))
             for index in self.plan.order:
-                key, sampling = int(self.keys[index]), self.samplings[self.sampling_ids[index]]
+                key, sampling = int(self.keys[index]), self._sampling(index)
                 prompt = tokens[self.offsets[index] : self.offsets[index + 1]].tolist()
                 yield Request(key, prompt, sampling, RowTag(key, sampling))
         finally:
             self.path.unlink(missing_ok=True)
             self.errors_path.unlink(missing_ok=True)
+
+    def _sampling(self, index: np.int64) -> Sampling:
+        sampling, seed = self.samplings[self.sampling_ids[index]], int(self.seeds[index])
+        return sampling if sampling.seed == seed else replace(sampling, seed=seed)
 
     def _failed(self) -> Iterator[Request]:
         neutral = Sampling()

@@ -32,7 +32,7 @@ def cut_tokens(tokens: list[int], limit: int, side: Side, special: tuple[int, in
 
 
 def cut_chat(chat: Chat, limit: int, side: Side, codec: Codec, encode: Callable[[Chat], list[int]]) -> list[int] | None:
-    """Tokens of the chat with its last user message cut until all fits; None when even an empty one does not."""
+    """Tokens of the chat with its last user message cut until all fits; None when not one character of it can stay."""
     index = last_user(chat)
     if index is None:
         return None
@@ -45,9 +45,10 @@ def cut_chat(chat: Chat, limit: int, side: Side, codec: Codec, encode: Callable[
         keep = guesses.pop(0) if guesses else (fits + too_long) // 2
         if not fits < keep < too_long:
             continue
-        prompt = encode(with_content(chat, index, _text_of(content, tokens, keep, side, codec)))
+        text = _text_of(content, tokens, keep, side, codec)
+        prompt = encode(with_content(chat, index, text))
         if len(prompt) <= limit:
-            fits, best = keep, prompt
+            fits, best = keep, prompt if text else best
         else:
             too_long = keep
     return best

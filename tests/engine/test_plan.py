@@ -1,7 +1,10 @@
+import tracemalloc
+
 import numpy as np
-from batchgen.engine.plan import plan, plan_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from batchgen.engine.plan import plan, plan_tokens
 
 PROMPTS = st.lists(st.lists(st.integers(0, 3), max_size=9), max_size=30)
 
@@ -68,3 +71,17 @@ def test_stored_tokens_give_the_same_plan() -> None:
     offsets = np.array([0, 2, 3, 6])
     stored = plan_tokens(np.array([3, 1, 3, 2, 9, 9], np.uint32), offsets)
     assert stored.order.tolist() == plan(prompts).order.tolist() == [2, 1, 0]
+
+
+def test_comparing_long_prefixes_needs_little_memory() -> None:
+    """20,000 prompts with 400 tokens in common: what is compared at once is bounded, not one piece per prompt."""
+    rows, length = 20_000, 420
+    tokens = np.tile(np.arange(length, dtype=np.uint32), rows)
+    tokens[length - 1 :: length] = np.arange(rows)
+    offsets = np.arange(rows + 1, dtype=np.int64) * length
+    tracemalloc.start()
+    result = plan_tokens(tokens, offsets)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert result.distinct_tokens == length - 1 + rows
+    assert peak < 30e6

@@ -1,5 +1,6 @@
 """`annotate`: the data set that went in, in its order and with its features, and the answers beside it."""
 
+import pickle
 from typing import Any
 
 import pytest
@@ -88,3 +89,14 @@ def test_a_taken_column_name_is_refused_with_the_cure() -> None:
 def test_a_formatted_data_set_is_read_all_the_same() -> None:
     labelled = run(dataset(3).with_format("numpy"))
     assert labelled["completion"][:] == ["c000", "c001", "c002"]
+
+
+def test_the_result_of_a_stream_outlives_the_call() -> None:
+    labelled = run(dataset(30).to_iterable_dataset())
+    again = pickle.loads(pickle.dumps(labelled))
+    assert again["doc"][:] == [f"doc{number:03d}" for number in range(30)]
+
+
+def test_an_answer_as_long_as_the_context_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_tokens: 100 leaves no room for a prompt in the context of 100"):
+        run(dataset(1), EchoEngine(context_length=100), generation={"max_tokens": 100})

@@ -373,3 +373,26 @@ def test_a_chat_is_cut_again_until_it_fits_and_no_more_than_needed() -> None:
     [outcome] = render(prompt, row_batch(doc=[doc]), tokenizer, context_length=18)
     assert outcome.error is None
     assert len(outcome.prompt) == 11  # "[" and ten pairs of a and "]"; one pair more would be eight times as long
+
+
+def test_a_stop_that_holds_no_strings_is_its_rows_error() -> None:
+    batch = row_batch(doc=["a", "b"], s=[[{"x": "q"}], [{"x": "r"}]])
+    assert texts(render({"text": "{{ doc }}"}, batch, per_row={"stop": "s"})) == ["bad_params", "bad_params"]
+
+
+def test_a_null_that_is_written_empty_leaves_the_jobs_value() -> None:
+    batch = row_batch(doc=["a", "b"], t=[0.5, None])
+    prompt = {"text": "{{ doc }}{{ t }}", "on_null": "empty"}
+    outcomes = render(prompt, batch, per_row={"temperature": "t"})
+    assert texts(outcomes) == ["<s>a0.5", "<s>b"]
+    assert [outcome.sampling.temperature for outcome in outcomes] == [0.5, 1.0]
+
+
+def test_a_chat_of_which_not_one_character_fits_is_an_error() -> None:
+    """One token of the two that make a character has room: an empty question would be asked."""
+    prompt = {"messages": [{"role": "user", "content": "{{ doc }}"}], "on_too_long": "truncate_right"}
+    tokenizer = ByteTokenizer("[{{ messages[0].content }}]")
+    [one] = render(prompt, row_batch(doc=["\u00e9" * 5]), tokenizer, context_length=9)
+    assert text_of(one) == "[\u00e9]"
+    [none] = render(prompt, row_batch(doc=["\u00e9" * 5]), tokenizer, context_length=8)
+    assert texts([none]) == ["context_length"]

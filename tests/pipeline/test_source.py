@@ -1,6 +1,7 @@
 """Reading: files in order, one row group at a time, damaged parts as rows with errors, positions that stay."""
 
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -9,8 +10,9 @@ import pytest
 from reading import errors_of, rows_of, source_of, write_parquet
 
 from batchgen.pipeline.config import InputSettings
-from batchgen.pipeline.rows import InputError
-from batchgen.pipeline.source import sample_schema
+from batchgen.pipeline.growth import Run
+from batchgen.pipeline.rows import FileIdentity, InputError
+from batchgen.pipeline.source import FileSource, sample_schema
 
 
 def test_globs_and_directories_sort_by_path_and_lists_keep_their_order(tmp_path: Path) -> None:
@@ -232,3 +234,44 @@ def test_numbers_of_files_widen(tmp_path: Path) -> None:
     write_parquet(tmp_path / "1.parquet", {"x": pa.array([2**40], pa.int64())})
     assert [row["x"] for row in rows_of(source_of(tmp_path, "*.parquet"))] == [1, 2**40]
     assert np.int64 == source_of(tmp_path, "*.parquet").schema.field("x").type.to_pandas_dtype()
+
+
+def test_globs_leave_out_hidden_folders_unless_they_are_named(tmp_path: Path) -> None:
+    for folder in ("a", ".cache", "out/__batchgen__", "out"):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / "rows.jsonl").write_text(f'{{"x": "{folder}"}}\n')
+    assert [row["x"] for row in rows_of(source_of(tmp_path, "**/*.jsonl"))] == ["a", "out"]
+    assert [row["x"] for row in rows_of(source_of(tmp_path, "out/__batchgen__/*.jsonl"))] == ["out/__batchgen__"]
+
+
+def test_a_base_with_brackets_is_no_pattern(tmp_path: Path) -> None:
+    base = tmp_path / "[a]"
+    base.mkdir()
+    write_parquet(base / "0.parquet", {"x": ["inside"]})
+    assert [row["x"] for row in rows_of(source_of(base, "*.parquet"))] == ["inside"]
+    assert [row["x"] for row in rows_of(source_of(tmp_path, str(base.parent / "[[]a]" / "*.parquet")))] == ["inside"]
+
+
+def test_globs_and_directories_have_the_same_order(tmp_path: Path) -> None:
+    for name in ("d/z", "d-e", "d/a"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_parquet(tmp_path / f"{name}.parquet", {"x": [name]})
+    by_directory = rows_of(source_of(tmp_path, "."))
+    assert rows_of(source_of(tmp_path, "**/*.parquet")) == by_directory
+    assert [row["x"] for row in by_directory] == ["d/a", "d/z", "d-e"]
+
+
+def test_the_number_of_rows_is_counted_once() -> None:
+    class Counting(FileIdentity):
+        asked = 0
+
+        def __getattribute__(self, name: str) -> Any:
+            if name == "rows":
+                Counting.asked += 1
+            return super().__getattribute__(name)
+
+    files = [Counting(str(number), 1, 1, 1) for number in range(100)]
+    runs = [Run(cast(Any, None), file, 0, start) for start, file in enumerate(files)]
+    source = FileSource(runs, pa.schema([]), None)
+    assert len(source.files) == source.num_rows == 100
+    assert Counting.asked <= 300

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from batchgen.engine.request import Request, RowError, Sampling
 from batchgen.pipeline.background import Ahead
 from batchgen.pipeline.rows import RowTag
+from batchgen.pipeline.store import WindowWriter
 from batchgen.pipeline.windows import WindowBudget, plan_windows
 
 FAILED = RowError("template", "prompt", "no \u00e9 \ud800", retryable=False)
@@ -176,3 +177,13 @@ def test_ahead_is_bounded_and_closes_its_source() -> None:
         threading.Event().wait(0.05)
         assert len(made) <= 7
     assert closed.is_set()
+
+
+def test_a_seed_for_each_row_keeps_one_sampling_in_memory(tmp_path: Path) -> None:
+    writer = WindowWriter(tmp_path, "0")
+    for key in range(1000):
+        writer.add(request(key, 1, 2, seed=key * 2**50, temperature=0.5 + key % 2))
+    window = writer.finish()
+    assert len(window.samplings) == 2
+    for one in window.requests():
+        assert one.sampling == one.tag.sampling == Sampling(seed=one.key * 2**50, temperature=0.5 + one.key % 2)
