@@ -81,7 +81,7 @@ def _matches(parts: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
     if not pattern or not parts:
         return not pattern and not parts
     if pattern[0] == "**":
-        return _matches(parts, pattern[1:]) or _matches(parts[1:], pattern)
+        return len(pattern) == 1 or _matches(parts, pattern[1:]) or _matches(parts[1:], pattern)
     return fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
 
 

@@ -4,7 +4,7 @@ Knows the order in which these parts are made; publishing is not known here.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -79,8 +79,8 @@ class Generation:
                 self._take(batch)
         self._output.manifest.replaced_surrogates = self._source.replaced_surrogates + self.renderer.replaced_surrogates
 
-    def _answers(self, todo: NDArray[np.bool_], stopping: Callable[[], bool]) -> Iterator[pa.RecordBatch]:
-        return answers(
+    def _answers(self, todo: NDArray[np.bool_], stopping: Callable[[], bool]) -> Generator[pa.RecordBatch, None, None]:
+        yield from answers(
             self._source,
             self.renderer,
             self.engine,

@@ -62,10 +62,13 @@ class Manifest:
             stored = read_json(path)
         except ValueError as error:
             raise JobError(f"{error}; --fresh starts over") from error
-        if stored is None:
-            return None
-        if stored.get("schema_version") != SCHEMA_VERSION:
+        if stored is not None and stored.get("schema_version") != SCHEMA_VERSION:
             raise JobError(f"{path}: written by another version of batchgen; use that version, or --fresh")
+        return None if stored is None else cls.from_record(stored)
+
+    @classmethod
+    def from_record(cls, stored: dict[str, Any]) -> Self:
+        """The manifest that `asdict` made a record of."""
         known = {item.name for item in fields(cls)}
         return cls(**{key: value for key, value in stored.items() if key in known})
 

@@ -152,6 +152,7 @@ class Output:
 
     def tidy(self) -> None:
         """Removes what is of no use once every row stands in the final files."""
+        self.require_lock()
         self.journal.forget_rows_below(len(self.outcomes.codes))
         shutil.rmtree(self.scratch, ignore_errors=True)
 

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, TextIO
 
@@ -167,7 +168,8 @@ class Lines:
         self._as_json = as_json
 
     def show(self, snapshot: Snapshot) -> None:
-        print(self._line(snapshot), file=self._stream, flush=True)
+        with suppress(OSError):  # a terminal that went away ends no run
+            print(self._line(snapshot), file=self._stream, flush=True)
 
     def close(self) -> None:
         """Nothing is held open."""

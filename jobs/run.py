@@ -112,6 +112,7 @@ class Session:
         if not self.options.quiet and self.options.log_format == "text":
             print(f"loading {self.job.model.path}", file=sys.stderr, flush=True)
         generation.load()
+        self.stop.check()
         if not self.options.quiet:
             self._tell(generation)
         displays = [choose_display(self.options.quiet, self.options.log_format), *metrics]

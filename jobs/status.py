@@ -108,7 +108,7 @@ def _manifest(output: Path) -> tuple[Manifest, bool]:
     """The manifest, and whether it is that of a commit which has begun and not ended: the files are in between then."""
     commit = read_commit(output / SIDECAR)
     if commit is not None:
-        return Manifest(**commit), True
+        return Manifest.from_record(commit), True
     manifest = Manifest.load(output / SIDECAR / "manifest.json")
     if manifest is None:
         raise UsageError(f"{output}: no output of batchgen is here")

@@ -143,6 +143,46 @@ def test_the_writer_writes_at_its_end_and_when_due(tmp_path: Path) -> None:
         assert list((tmp_path / "b").glob("*.arrow"))
 
 
+def test_many_small_batches_do_not_pile_up(tmp_path: Path) -> None:
+    with JournalWriter(Journal(tmp_path, 1000), checkpoint_seconds=3600) as writer:
+        batch = rows([1]).to_batches()[0]
+        for _ in range(5000):
+            writer.put(batch)
+    assert len(list(tmp_path.glob("*.arrow"))) == 2
+
+
+def test_published_rows_of_published_segments_count_no_more(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, 4)
+    journal.append(rows([0, 1, 5, 6, 9], "old"))
+    journal.append(rows([1, 6], "new"))
+    again = Journal(tmp_path, 4, published_segment=1, published_rows=6)
+    found = [(positions.tolist(), codes.tolist()) for positions, codes in again.recover()]
+    assert found == [([6], [0]), ([9], [0]), ([1], [1]), ([6], [0])]
+    assert texts_of(again, 0) == {1: "new1"}
+    assert [batch.column(2).to_pylist() for batch in again.rows_of(1)] == [["old6"], ["new6"]]
+    assert not again.has_grown
+    again.append(rows([2]))
+    assert (again.has_grown, again.last_segment) == (True, 3)
+
+
+def test_numbers_go_on_behind_published_segments(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, 4, published_segment=7, published_rows=4)
+    assert list(journal.recover()) == []
+    journal.append(rows([2]))
+    journal = Journal(tmp_path, 4, published_segment=7, published_rows=4)
+    assert [positions.tolist() for positions, _ in journal.recover()] == [[2]]
+
+
+def test_nothing_is_written_without_permission(tmp_path: Path) -> None:
+    def refuse() -> None:
+        raise RuntimeError("another run took over")
+
+    journal = Journal(tmp_path / "journal", 4, permit=refuse)
+    with pytest.raises(RuntimeError, match="took over"):
+        journal.append(rows([1]))
+    assert not (tmp_path / "journal").exists()
+
+
 def test_a_failure_of_the_writer_reaches_the_step_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: Journal, rows: pa.Table) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

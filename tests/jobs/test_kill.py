@@ -57,11 +57,13 @@ def test_killed_at_every_change_of_the_file_system(
         for at in range(1, 1000, stride):
             struck = kill_once(lambda command=command: command(job, FakeModels()), at, monkeypatch)
             bury(output)
+            committing = (output / "__batchgen__" / "commit.json").exists()
             seen = snapshot_or_broken(output, form)
             models = FakeModels()
             run(job, models=models)
             new = read_quickly(output, form)
-            assert seen in (None, old, new, "broken"), f"{name}, change {at}"
+            between = committing or name == "fresh"  # the earlier output is on its way out
+            assert seen in (old, new) or (seen in (None, "broken") and between), f"{name}, change {at}"
             assert [row["nested"]["list"][0] for row in new] == expected_rows(job), f"{name}, change {at}"
             assert not (output / "__batchgen__" / "journal").exists()
             if not struck:

@@ -22,6 +22,7 @@ from batchgen.jobs.journal import Journal
 from batchgen.jobs.outcomes import parse_retry
 from batchgen.jobs.run import RunOptions
 from batchgen.jobs.status import describe_status, read_status
+from batchgen.jobs.writer import JournalWriter
 
 
 def retry(words: str) -> RunOptions:
@@ -189,6 +190,22 @@ def test_skipped_rows_stay_skipped(tmp_path: Path) -> None:
     assert manifest(tmp_path / "out")["skipped"] == [5, 16, 27, 38]
     rows = read_output(tmp_path / "out")
     assert [row["nested"]["list"][0] for row in rows] == [at for at in range(40) if at % 11 != 5]
+
+
+def test_skipped_rows_are_journaled_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"word": null}\n' * 9000 + '{"word": "x"}\n')
+    put = JournalWriter.put
+    sizes: list[int] = []
+
+    def counted(self: JournalWriter, rows: pa.RecordBatch) -> None:
+        sizes.append(rows.num_rows)
+        put(self, rows)
+
+    monkeypatch.setattr(JournalWriter, "put", counted)
+    job = make_job(tmp_path, prompt__on_null="skip", output__shard_rows=1000)
+    assert run(job, models=FakeModels()).counts["skipped"] == 9000
+    assert sum(sizes) == 9001
+    assert len(sizes) < 50
 
 
 class TestGrowth:

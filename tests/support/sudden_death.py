@@ -1,11 +1,12 @@
-"""Kills a run at its n-th change of the file system, inside the test's own process.
+"""Kills a run at its n-th change of the file system, inside the test's own process, or sends it a signal there.
 
-From that moment on nothing that the run does reaches the disk any more, as after SIGKILL or a power cut.
+From a kill on nothing that the run does reaches the disk any more, as after SIGKILL or a power cut.
 """
 
 import errno
 import json
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,18 @@ class Killed(BaseException):
 class SuddenDeath:
     """Counts changes of the file system; the one with number `at` and all later ones do not happen.
 
-    With `error` set the change fails once with that error number instead, and the process lives on.
+    With `error` set the change fails once with that error number instead, and the process lives on. With `number`
+    the process is sent that signal just before the change, which then happens.
     """
 
-    def __init__(self, patch: pytest.MonkeyPatch, at: int, error: int | None = None) -> None:
+    def __init__(
+        self, patch: pytest.MonkeyPatch, at: int, error: int | None = None, number: signal.Signals | None = None
+    ) -> None:
         self.count = 0
         self.struck = False
         self._at = at
         self._error = error
+        self._signal = number
         for name in _CHANGES:
             patch.setattr(os, name, self._guard(getattr(os, name)))
 
@@ -39,7 +44,11 @@ class SuddenDeath:
             if self._error is not None and self.count == self._at:
                 self.struck = True
                 raise OSError(self._error, os.strerror(self._error))
-            if self._error is None and self.count >= self._at:
+            if self._signal is not None:
+                if self.count == self._at:
+                    self.struck = True
+                    os.kill(os.getpid(), self._signal)
+            elif self._error is None and self.count >= self._at:
                 self.struck = True
                 raise Killed
             return function(*arguments, **options)
