@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from .parquet import first_line, rows_per_batch
-from .rows import InputError, InputFile, RowBatch, bad_row
+from .rows import InputError, InputFile, RowBatch, bad_row, bad_rows
 from .schema import conform_batch, null_batch
 from .text import repair_text
 
@@ -51,7 +51,8 @@ class ArrowReader:
             problem = bad_row(f"{self.file.name}: damaged: {first_line(error)}")
             return RowBatch(start, null_batch(batch.num_rows, schema), dict.fromkeys(range(batch.num_rows), problem))
         self.replaced_surrogates += count
-        return RowBatch(start, conform_batch(repaired, schema))
+        columns, misfits = conform_batch(repaired, schema)
+        return RowBatch(start, columns, bad_rows(self, start, misfits))
 
 
 def open_arrow(file: InputFile) -> ArrowReader:

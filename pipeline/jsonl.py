@@ -14,7 +14,7 @@ import pyarrow as pa
 from .lines import Block, Line, read_blocks
 from .parquet import first_line
 from .rows import InputError, InputFile, RowBatch, bad_row
-from .schema import record_batch
+from .schema import blank, record_batch
 from .text import replace_surrogates
 from .votes import UNFIT, Votes, has_shape
 
@@ -32,13 +32,17 @@ class Start:
 
 @dataclass(slots=True)
 class JsonlReader:
-    """A JSONL file after its scan; `contested` columns hold values that do not fit the settled type."""
+    """A JSONL file after its scan; `contested` columns hold values that do not fit the settled type.
+
+    Such a value makes its row unreadable, whichever columns are read, if its column is `relevant` (default: all are).
+    """
 
     file: InputFile
     schema: pa.Schema = field(default_factory=lambda: pa.schema([]))
     num_rows: int = 0
     replaced_surrogates: int = 0
     contested: frozenset[str] = frozenset()
+    relevant: frozenset[str] | None = None
     block_bytes: int = BLOCK_BYTES
     starts: list[Start] = field(default_factory=list)
 
@@ -69,7 +73,8 @@ class JsonlReader:
         rows = [parse(line) for line in lines]
         problems = {offset: row for offset, row in enumerate(rows) if isinstance(row, str)}
         values = [{} if isinstance(row, str) else row for row in rows]
-        extra = [self.schema.field(name) for name in self.contested if name not in schema.names]
+        relevant = self.contested if self.relevant is None else self.contested & self.relevant
+        extra = [self.schema.field(name) for name in sorted(relevant) if name not in schema.names]
         arrays = []
         for column in [*schema, *extra]:
             array, misfits = _column([row.get(column.name) for row in values], column, column.name in self.contested)
@@ -79,13 +84,22 @@ class JsonlReader:
             offset: bad_row(f"{self.file.name} line {lines[offset].number}: {problem}")
             for offset, problem in sorted(problems.items())
         }
-        return RowBatch(start, _blank(record_batch(arrays[: len(schema)], schema, len(lines)), errors), errors)
+        return RowBatch(start, blank(record_batch(arrays[: len(schema)], schema, len(lines)), errors), errors)
 
 
-def open_jsonl(file: InputFile, num_rows: int | None = None, block_bytes: int = BLOCK_BYTES) -> JsonlReader:
-    """Scans the file, or its first `num_rows` rows. Raises InputError when it cannot be read at all."""
-    reader = JsonlReader(file, block_bytes=block_bytes)
-    votes = Votes()
+def open_jsonl(
+    file: InputFile,
+    num_rows: int | None = None,
+    block_bytes: int = BLOCK_BYTES,
+    settled: pa.Schema | None = None,
+    relevant: frozenset[str] | None = None,
+) -> JsonlReader:
+    """Scans the file, or its first `num_rows` rows; types in `settled` stand, the others are decided.
+
+    Raises InputError when it cannot be read at all.
+    """
+    reader = JsonlReader(file, block_bytes=block_bytes, relevant=relevant)
+    votes = Votes(settled)
     try:
         for block, lines in read_blocks(file.path, block_bytes):
             lines = lines if num_rows is None else lines[: num_rows - reader.num_rows]
@@ -168,11 +182,3 @@ def _message(value: Any, column: pa.Field) -> str:
 def _kind(value: Any) -> str:
     names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
     return names.get(type(value), "a number")
-
-
-def _blank(batch: pa.RecordBatch, errors: dict[int, Any]) -> pa.RecordBatch:
-    """The batch with nothing but nulls in rows that have an error."""
-    if not errors or not batch.num_columns:
-        return batch
-    indices = pa.array([None if offset in errors else offset for offset in range(batch.num_rows)], pa.int64())
-    return batch.take(indices)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .rows import InputError, InputFile, RowBatch, bad_row
+from .rows import InputError, InputFile, RowBatch, bad_row, bad_rows
 from .schema import conform_batch, null_batch
 from .text import repair_text
 
@@ -53,7 +53,8 @@ class ParquetReader:
             return
         position = first + lower
         for batch in table.to_batches(max_chunksize=rows_per_batch(table)) if len(schema) else _bare(table):
-            yield RowBatch(position, conform_batch(batch, schema))
+            columns, misfits = conform_batch(batch, schema)
+            yield RowBatch(position, columns, bad_rows(self, position, misfits))
             position += batch.num_rows
 
     def _decode_group(self, source: pq.ParquetFile, group: int, schema: pa.Schema) -> pa.Table:

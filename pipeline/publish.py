@@ -11,14 +11,24 @@ def publish(aside: Path, final: Path) -> None:
     """Renames a finished file on the same file system into place; it survives a power cut from then on."""
     _sync(aside, os.O_RDWR)
     final.parent.mkdir(parents=True, exist_ok=True)
-    os.replace(aside, final)
-    _sync(final.parent, os.O_RDONLY)
+    move(aside, final)
 
 
 def publish_text(text: str, aside: Path, final: Path) -> None:
     """As `publish`, for a small text."""
     aside.write_text(text, encoding="utf-8")
     publish(aside, final)
+
+
+def move(source: Path, target: Path) -> None:
+    """Renames over whatever is there, and puts the rename itself on disk."""
+    os.replace(source, target)
+    sync_directory(target.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Puts the names in a directory on disk."""
+    _sync(path, os.O_RDONLY)
 
 
 def _sync(path: Path, flags: int) -> None:

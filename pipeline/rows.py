@@ -130,6 +130,11 @@ class FileReader(Protocol):
         ...
 
 
+def bad_rows(reader: FileReader, start: int, problems: Mapping[int, str]) -> dict[int, RowError]:
+    """Errors by offset of rows that do not fit, each naming the file and the place; row `start` has offset 0."""
+    return {at: bad_row(f"{reader.file.name} {reader.place(start + at)}: {problems[at]}") for at in sorted(problems)}
+
+
 def bad_row(message: str) -> RowError:
     """The error of a row that could not be read."""
     return RowError("bad_row", "read", message)

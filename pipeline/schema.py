@@ -3,7 +3,7 @@
 Knows types and arrays only; values never leave Arrow.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,6 +26,36 @@ def merge_types(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     if {one, other} == {pa.binary(), pa.large_binary()}:
         return pa.large_binary()
     return _merge_nested(one, other)
+
+
+def extend_type(settled: pa.DataType, kind: pa.DataType) -> pa.DataType:
+    """The settled type, with what `kind` adds where nothing was known: nulls, and fields of structs.
+
+    What was settled stays, so values of `kind` may not fit; `fits` tells whether all do.
+    """
+    if pa.types.is_null(settled):
+        return kind
+    if pa.types.is_struct(settled) and pa.types.is_struct(kind):
+        return pa.struct(extend_fields(settled, kind))
+    if is_list(settled) and is_list(kind):
+        item = settled.value_field.with_type(extend_type(settled.value_type, kind.value_type))
+        return pa.large_list(item) if pa.types.is_large_list(settled) else pa.list_(item)
+    return settled
+
+
+def extend_fields(settled: Iterable[pa.Field], other: Iterable[pa.Field]) -> list[pa.Field]:
+    """As `extend_type`, for the fields of schemas and structs."""
+    fields = {field.name: field for field in settled}
+    for field in other:
+        known = fields.get(field.name)
+        fields[field.name] = field if known is None else known.with_type(extend_type(known.type, field.type))
+    return list(fields.values())
+
+
+def fits(kind: pa.DataType, target: pa.DataType) -> bool:
+    """Whether every value of `kind` is one of `target`."""
+    merged = merge_types(kind, target)
+    return merged is not None and bool(merged.equals(target))
 
 
 def merge_fields(one: Iterable[pa.Field], other: Iterable[pa.Field]) -> list[pa.Field] | pa.Field:
@@ -51,20 +81,50 @@ def conform(array: pa.Array, target: pa.DataType) -> pa.Array:
         return pa.nulls(len(array), target)
     if pa.types.is_struct(target):
         return _conform_struct(array, target)
-    if pa.types.is_list(target) or pa.types.is_large_list(target):
+    if is_list(target):
         return _conform_list(array, target)
     if pa.types.is_timestamp(array.type) and pa.types.is_string(target):
         return pc.strftime(array, "%Y-%m-%dT%H:%M:%S%z" if array.type.tz else "%Y-%m-%dT%H:%M:%S")
     return pc.cast(array, target)
 
 
-def conform_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The columns of `schema`, in its types; a column the batch lacks is null."""
-    columns = [
-        conform(batch.column(index), field.type) if index >= 0 else pa.nulls(batch.num_rows, field.type)
-        for field, index in ((field, batch.schema.get_field_index(field.name)) for field in schema)
-    ]
-    return record_batch(columns, schema, batch.num_rows)
+def conform_batch(batch: pa.RecordBatch, schema: pa.Schema) -> tuple[pa.RecordBatch, dict[int, str]]:
+    """The columns of `schema`, in its types; a column the batch lacks is null.
+
+    A row with a value that its type cannot hold is null throughout; the second result tells why, by offset.
+    """
+    misfits: dict[int, str] = {}
+    columns = []
+    for field in schema:
+        index = batch.schema.get_field_index(field.name)
+        given = batch.column(index) if index >= 0 else pa.nulls(batch.num_rows, field.type)
+        column, unfit = _conform_column(given, field)
+        columns.append(column)
+        misfits = {**unfit, **misfits}
+    return blank(record_batch(columns, schema, batch.num_rows), misfits), misfits
+
+
+def blank(batch: pa.RecordBatch, offsets: Collection[int]) -> pa.RecordBatch:
+    """The batch with nothing but nulls in some rows."""
+    if not offsets or not batch.num_columns:
+        return batch
+    return batch.take(pa.array([None if offset in offsets else offset for offset in range(batch.num_rows)], pa.int64()))
+
+
+def _conform_column(array: pa.Array, field: pa.Field) -> tuple[pa.Array, dict[int, str]]:
+    try:
+        return conform(array, field.type), {}
+    except pa.ArrowException:
+        parts = [_conform_value(array.slice(at, 1), field) for at in range(len(array))]
+    return pa.concat_arrays([part for part, _ in parts]), {at: text for at, (_, text) in enumerate(parts) if text}
+
+
+def _conform_value(one: pa.Array, field: pa.Field) -> tuple[pa.Array, str | None]:
+    try:
+        return conform(one, field.type), None
+    except pa.ArrowException:
+        shown = str(one[0])[:80]
+        return pa.nulls(1, field.type), f"column {field.name!r} is {field.type}, which cannot hold {shown}"
 
 
 def record_batch(columns: list[pa.Array], schema: pa.Schema, num_rows: int) -> pa.RecordBatch:
@@ -79,6 +139,11 @@ def record_batch(columns: list[pa.Array], schema: pa.Schema, num_rows: int) -> p
 def null_batch(num_rows: int, schema: pa.Schema) -> pa.RecordBatch:
     """Rows of nulls, for rows that could not be read."""
     return record_batch([pa.nulls(num_rows, field.type) for field in schema], schema, num_rows)
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Lists of either offset width."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
 def nullable(schema: pa.Schema) -> pa.Schema:
@@ -104,8 +169,8 @@ def _merge_nested(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     if pa.types.is_struct(one) and pa.types.is_struct(other):
         fields = merge_fields(one, other)
         return pa.struct(fields) if isinstance(fields, list) else None
-    lists = [kind for kind in (one, other) if pa.types.is_list(kind) or pa.types.is_large_list(kind)]
-    if len(lists) < 2:
+    lists = [one, other]
+    if not all(map(is_list, lists)):
         return None
     item = merge_types(one.value_type, other.value_type)
     if item is None:

@@ -18,7 +18,7 @@ from .growth import Run, arrange
 from .jsonl import open_jsonl
 from .parquet import open_parquet
 from .rows import FileIdentity, FileReader, InputError, InputFile, RowBatch, Source
-from .schema import merge_fields, nullable
+from .schema import extend_fields, merge_fields, nullable
 from .unique import check_unique
 
 __all__ = ["FileIdentity", "InputError", "RowBatch", "Source", "open_source", "sample_schema"]
@@ -28,25 +28,38 @@ _SAMPLE_ROWS = 1000
 _METADATA = b"huggingface"
 
 
-def open_source(settings: InputSettings, base: Path, known: Sequence[FileIdentity] = ()) -> Source:
+def open_source(
+    settings: InputSettings,
+    base: Path,
+    known: Sequence[FileIdentity] = (),
+    known_schema: pa.Schema | None = None,
+    relevant: frozenset[str] | None = None,
+) -> Source:
     """The input of a job; `base` is what relative paths refer to.
 
-    `known` is `Source.files` of an earlier run: its rows keep their positions, and rows added since come after
-    them. JSONL files are read once to settle their schema. Raises InputError: damaged or contradicting files,
-    known files that are gone or changed, a missing or repeated `input.id`.
+    `known` and `known_schema` are `Source.files` and `Source.schema` of an earlier run: its rows keep their positions
+    and its columns their types, rows added since come after them, and those that do not fit are unreadable. JSONL
+    files are read once to settle their schema. `relevant` are the columns that prompts use or the output carries
+    (default: all); a value of another column is never what is wrong with a row. Raises InputError: damaged or
+    contradicting files, known files that are gone or changed, a missing or repeated `input.id`.
     """
-    readers = {file.name: _open(file, _rows_needed(settings.limit, file, known)) for file in find_files(settings, base)}
-    source = FileSource(arrange(readers, known), _merge_schemas(list(readers.values())), settings.limit)
+    if relevant is not None and settings.id is not None:
+        relevant |= {settings.id}
+    readers = {
+        file.name: _open(file, _rows_needed(settings.limit, file, known), known_schema, relevant)
+        for file in find_files(settings, base)
+    }
+    source = FileSource(arrange(readers, known), _merge_schemas(list(readers.values()), known_schema), settings.limit)
     if settings.id is not None:
         _require_column(source.schema, settings.id, "input.id")
         check_unique(source, settings.id)
     return source
 
 
-def sample_schema(settings: InputSettings, base: Path) -> pa.Schema:
+def sample_schema(settings: InputSettings, base: Path, known_schema: pa.Schema | None = None) -> pa.Schema:
     """The columns as far as footers and the first lines tell; quick, for `check`. Raises InputError."""
-    readers = [_open(file, _SAMPLE_ROWS) for file in find_files(settings, base)[:_SAMPLE_FILES]]
-    schema = _merge_schemas(readers)
+    readers = [_open(file, _SAMPLE_ROWS, known_schema) for file in find_files(settings, base)[:_SAMPLE_FILES]]
+    schema = _merge_schemas(readers, known_schema)
     if settings.id is not None:
         _require_column(schema, settings.id, "input.id")
     return schema
@@ -92,7 +105,9 @@ def _read_run(run: Run, start: int, stop: int, schema: pa.Schema) -> Iterator[Ro
         yield RowBatch(batch.start + shift, batch.columns, batch.errors)
 
 
-def _open(file: InputFile, num_rows: int | None) -> FileReader:
+def _open(
+    file: InputFile, num_rows: int | None, settled: pa.Schema | None, relevant: frozenset[str] | None = None
+) -> FileReader:
     if not file.path.exists():
         raise InputError(f"{file.name}: does not exist")
     if file.format == "parquet":
@@ -100,7 +115,7 @@ def _open(file: InputFile, num_rows: int | None) -> FileReader:
     elif file.format == "arrow":
         reader = open_arrow(file)
     else:
-        reader = open_jsonl(file, num_rows)
+        reader = open_jsonl(file, num_rows, settled=settled, relevant=relevant)
     repeated = {name for name in reader.schema.names if reader.schema.names.count(name) > 1}
     if repeated:
         raise InputError(f"{file.name}: holds the column {min(repeated)!r} twice, rename one")
@@ -112,8 +127,10 @@ def _rows_needed(limit: int | None, file: InputFile, known: Sequence[FileIdentit
     return None if limit is None else max(limit, sum(entry.rows for entry in known if entry.path == file.name))
 
 
-def _merge_schemas(readers: list[FileReader]) -> pa.Schema:
-    merged: pa.Schema = pa.schema([])
+def _merge_schemas(readers: list[FileReader], settled: pa.Schema | None) -> pa.Schema:
+    """The columns of all files. Settled types only gain what was not known of them; the others hold every value."""
+    merged: pa.Schema = pa.schema([]) if settled is None else settled
+    fixed = frozenset(merged.names)
     for reader in readers:
         fields = merge_fields(merged, reader.schema)
         if isinstance(fields, pa.Field):
@@ -121,6 +138,8 @@ def _merge_schemas(readers: list[FileReader]) -> pa.Schema:
             raise InputError(
                 f"{reader.file.name}: column {fields.name!r} is {fields.type}, but {known} in files before it"
             )
+        extended = {field.name: field for field in extend_fields(merged, reader.schema)}
+        fields = [extended[field.name] if field.name in fixed else field for field in fields]
         kept = {_METADATA: metadata[_METADATA]} if _METADATA in (metadata := _metadata(merged, reader)) else None
         merged = pa.schema(fields, kept)
     return nullable(merged)

@@ -1,15 +1,16 @@
-"""The type of each JSONL column, settled over all of its rows by majority.
+"""The type of each JSONL column: what an earlier run settled, else the majority of all of its rows.
 
-Knows Python values as JSON gives them, in batches; a value that fits no majority is left to be reported by its row.
+Knows Python values as JSON gives them, in batches; a value that fits neither is left to be reported by its row.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import pyarrow as pa
 
-from .schema import merge_types
+from .schema import extend_type, fits, is_list, merge_types
 
 UNFIT = (pa.ArrowException, OverflowError, ValueError, TypeError)
 
@@ -21,9 +22,10 @@ class _Candidate:
 
 
 class Votes:
-    """Types seen per column, columns in order of appearance."""
+    """Types seen per column, columns in order of appearance; a type in `settled` holds whatever is seen."""
 
-    def __init__(self) -> None:
+    def __init__(self, settled: pa.Schema | None = None) -> None:
+        self._settled = {field.name: field.type for field in settled or ()}
         self._columns: dict[str, list[_Candidate]] = {}
         self._contested: set[str] = set()
 
@@ -34,12 +36,19 @@ class Votes:
 
     def result(self) -> tuple[pa.Schema, frozenset[str]]:
         """The schema, and the columns in which some value does not fit it."""
-        fields = []
-        for name, candidates in self._columns.items():
-            winner = max(candidates, key=lambda candidate: candidate.rows, default=None)
-            fields.append(pa.field(name, winner.kind if winner else pa.null()))
-        several = {name for name, candidates in self._columns.items() if len(candidates) > 1}
-        return pa.schema(fields), frozenset(several | self._contested)
+        kinds = {name: self._decide(name, candidates) for name, candidates in self._columns.items()}
+        contested = {
+            name
+            for name, candidates in self._columns.items()
+            if name in self._contested or not all(fits(candidate.kind, kinds[name]) for candidate in candidates)
+        }
+        return pa.schema(list(kinds.items())), frozenset(contested)
+
+    def _decide(self, name: str, candidates: list[_Candidate]) -> pa.DataType:
+        ranked = sorted(candidates, key=lambda candidate: -candidate.rows)
+        if name not in self._settled:
+            return ranked[0].kind if ranked else pa.null()
+        return reduce(lambda kind, candidate: extend_type(kind, candidate.kind), ranked, self._settled[name])
 
     def _vote(self, name: str, values: list[Any]) -> None:
         candidates = self._columns.setdefault(name, [])
@@ -60,13 +69,15 @@ class Votes:
 
 
 def has_shape(value: Any, kind: pa.DataType) -> bool:
-    """Whether objects stand where the type has structs and lists where it has lists; Arrow would take either."""
+    """Whether objects, lists and whole numbers stand where the type has them; Arrow would take what does not fit."""
     if value is None:
         return True
     if pa.types.is_struct(kind):
         return isinstance(value, dict) and all(has_shape(value.get(field.name), field.type) for field in kind)
-    if pa.types.is_list(kind):
+    if is_list(kind):
         return isinstance(value, list) and all(has_shape(item, kind.value_type) for item in value)
+    if pa.types.is_integer(kind) and isinstance(value, float):
+        return value.is_integer()
     return not isinstance(value, (dict, list))
 
 

@@ -1,12 +1,15 @@
 """Input that grows: positions of known rows never shift, whatever is added and in whatever order it sorts."""
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reading import rows_of, write_parquet
+from reading import errors_of, rows_of, write_parquet
 
 from batchgen.pipeline.config import InputSettings
 from batchgen.pipeline.rows import FileIdentity, InputError, Source
@@ -116,3 +119,65 @@ def test_any_history_of_growth_keeps_positions(
         assert now[: len(before)] == before
         assert len(now) == len(set(now)) == count + 1
         known, before = source.files, now
+
+
+def lines(path: Path, *rows: object) -> None:
+    with path.open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def grow(base: Path, before: Source, **more: Any) -> Source:
+    return open_source(InputSettings(path="*"), base, before.files, before.schema, **more)
+
+
+def test_a_settled_type_stays_when_other_values_become_the_majority(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    lines(path, *({"id": number} for number in range(3)))
+    before = read(tmp_path)
+    lines(path, *({"id": f"s{number}", "more": [1]} for number in range(5)), {"id": 3}, {"id": 0.5})
+    grown = grow(tmp_path, before)
+    assert grown.schema.field("id").type == pa.int64()
+    assert sorted(errors_of(grown)) == [3, 4, 5, 6, 7, 9]
+    assert "line 4: column 'id' is int64, here a string" in errors_of(grown)[3]
+    assert [row["id"] for row in rows_of(grown)][:3] == [0, 1, 2]
+    assert rows_of(grown)[8] == {"id": 3, "more": None}
+    assert grow(tmp_path, grown).schema.equals(grown.schema)
+
+
+def test_what_was_not_known_of_a_type_is_settled_later(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    lines(path, {"x": None, "l": [], "s": {"a": 1}})
+    before = read(tmp_path)
+    rows = [{"x": "t", "l": ["u"], "s": {"a": 2, "b": "c"}}, {"x": "v", "l": ["w"], "s": {"a": 3, "b": "d"}}]
+    lines(path, *rows)
+    grown = grow(tmp_path, before)
+    assert errors_of(grown) == {}
+    assert rows_of(grown)[1:] == rows
+
+
+def test_numbers_of_a_new_file_do_not_change_those_that_were_settled(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", {"k": [1, 2**53 + 1]})
+    before = read(tmp_path)
+    write_parquet(tmp_path / "b.parquet", {"k": [2.0, 0.5]})
+    grown = grow(tmp_path, before)
+    assert [row["k"] for row in rows_of(grown)] == [1, 2**53 + 1, 2, None]
+    assert errors_of(grown) == {3: "b.parquet row 2: column 'k' is int64, which cannot hold 0.5"}
+
+
+def test_a_new_file_of_another_type_is_refused_by_name(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", {"k": [1]})
+    before = read(tmp_path)
+    write_parquet(tmp_path / "b.parquet", {"k": ["text"]})
+    with pytest.raises(InputError, match=r"b\.parquet: column 'k' is string, but int64 in files before it"):
+        grow(tmp_path, before)
+
+
+def test_a_column_that_nobody_uses_spoils_no_row(tmp_path: Path) -> None:
+    lines(
+        tmp_path / "a.jsonl", {"x": "a", "id": 1, "z": 1}, {"x": "b", "id": "odd", "z": 2}, {"x": "c", "id": 3, "z": {}}
+    )
+    settings = InputSettings(path="*")
+    assert sorted(errors_of(open_source(settings, tmp_path), ["x"])) == [1, 2]
+    assert errors_of(open_source(settings, tmp_path, relevant=frozenset({"x"})), ["x"]) == {}
+    assert sorted(errors_of(open_source(settings, tmp_path, relevant=frozenset({"x", "z"})), ["x"])) == [2]
+    assert sorted(errors_of(open_source(settings, tmp_path, relevant=frozenset({"x"})), ["id"])) == [1]

@@ -275,3 +275,18 @@ def test_the_number_of_rows_is_counted_once() -> None:
     source = FileSource(runs, pa.schema([]), None)
     assert len(source.files) == source.num_rows == 100
     assert Counting.asked <= 300
+
+
+def test_whole_numbers_that_a_column_of_floats_cannot_hold_are_their_rows_error(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", {"k": [1, 2**53 + 1, 3], "x": ["a", "b", "c"]})
+    with pa.ipc.new_file(str(tmp_path / "c.arrow"), pa.schema([("k", pa.int64())])) as writer:
+        writer.write_batch(pa.record_batch({"k": [2**60 + 1, 5]}))
+    write_parquet(tmp_path / "b.parquet", {"k": [0.5], "x": ["d"]})
+    source = source_of(tmp_path, ["a.parquet", "b.parquet", "c.arrow"])
+    message = "column 'k' is double, which cannot hold"
+    assert errors_of(source) == {
+        1: f"a.parquet row 2: {message} 9007199254740993",
+        4: f"c.arrow row 1: {message} 1152921504606846977",
+    }
+    assert [row["k"] for row in rows_of(source)] == [1.0, None, 3.0, 0.5, None, 5.0]
+    assert rows_of(source)[1] == {"k": None, "x": None}
