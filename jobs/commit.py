@@ -7,7 +7,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from .files import read_json, replace, sync_directory, write_json
+from batchgen.pipeline.publish import move, sync_directory
+
+from .files import read_json, write_json
 
 _RECORD, STAGING = "commit.json", "staging"
 
@@ -64,11 +66,11 @@ def _move_directory(source: Path, target: Path, known: set[str]) -> None:
         return
     if target.exists():
         target.rename(source.with_name(f"{source.name}.earlier"))
-    replace(source, target)
+    move(source, target)
 
 
 def _move(names: list[str], source: Path, target: Path) -> None:
     for name in names:
         if (source / name).exists():
             (target / name).parent.mkdir(exist_ok=True)
-            replace(source / name, target / name)
+            move(source / name, target / name)

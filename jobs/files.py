@@ -1,4 +1,4 @@
-"""Small files that appear whole or not at all, and directories whose renames survive a power cut.
+"""Small files that appear whole or not at all.
 
 Knows bytes and paths; not what is in them.
 """
@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
+
+from batchgen.pipeline.publish import move
 
 ASIDE = ".part"  # names that end so are never read, and removed by the next run
 
@@ -22,24 +24,9 @@ def write_aside(path: Path) -> Iterator[IO[bytes]]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        replace(aside, path)
+        move(aside, path)
     finally:
         aside.unlink(missing_ok=True)
-
-
-def replace(source: Path, target: Path) -> None:
-    """Renames over whatever is there, and puts the rename itself on disk."""
-    os.replace(source, target)
-    sync_directory(target.parent)
-
-
-def sync_directory(path: Path) -> None:
-    """Puts the names in a directory on disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def write_json(path: Path, value: Any) -> None:
