@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .spec import ModelError
+from .weights.schemes import Scheme, scheme
 
 if TYPE_CHECKING:
     from .weights.load import WeightReader
@@ -103,7 +104,9 @@ def _open_directory(directory: Path, path: str, revision: str | None) -> Checkpo
     else:
         generation = {name: config[name] for name in _GENERATION_FIELDS if name in config}
     is_hub = not Path(path).expanduser().is_dir()
-    return Checkpoint(path, config, generation, lambda: _reader(_with_weights(path, revision) if is_hub else directory))
+    return Checkpoint(
+        path, config, generation, lambda: _reader(_with_weights(path, revision) if is_hub else directory, config)
+    )
 
 
 def _with_weights(name: str, revision: str | None) -> Path:
@@ -114,14 +117,24 @@ def _with_weights(name: str, revision: str | None) -> Path:
     return directory
 
 
-def _reader(directory: Path) -> "WeightReader":
+def _reader(directory: Path, config: dict[str, Any]) -> "WeightReader":
     """The reader of the first weight file found, in the order of the table below."""
     for name, open_reader in _READERS.items():
         if (directory / name).is_file():
-            return open_reader(directory / name)
+            reader, packing = open_reader(directory / name), scheme(config)
+            return reader if packing is None else _packed(reader, packing, directory)
     raise ModelError(
         f"model.path: {directory} has none of {', '.join(_READERS)}; download the weights, or give a .gguf file"
     )
+
+
+def _packed(reader: "WeightReader", packing: Scheme, directory: Path) -> "WeightReader":
+    from .weights.packed_checkpoint import PackedReader
+    from .weights.safetensors import SafetensorsReader
+
+    if not isinstance(reader, SafetensorsReader):
+        raise ModelError(f"model.path: {directory} has {packing.method} weights in a pickle; convert it to safetensors")
+    return PackedReader(reader, packing)
 
 
 def _safetensors(path: Path) -> "WeightReader":

@@ -68,14 +68,17 @@ class QuantisedLinear:
     op: Callable[[Tensor, Any, Tensor | None, torch.dtype], Tensor]
     packed: Any  # what the table's pack_int8 or pack_int4 made
     bias: Tensor | None
+    order: Tensor | None  # the inputs in the order of the weight's columns, where it is another
     dtype: torch.dtype  # of computation
     result: torch.dtype
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.op(x, self.packed, self.bias, self.result)
+        return self.op(x if self.order is None else x[:, self.order], self.packed, self.bias, self.result)
 
     def rows(self, index: Tensor) -> Tensor:
         values: Tensor = self.packed.values(index)
+        if self.order is not None:
+            values = values[:, self.order.argsort()]
         return values.to(self.dtype)
 
 

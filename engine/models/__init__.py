@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from ..spec import ModelError, ModelSpec
+from ..weights.schemes import scheme
 from . import llama, mistral, qwen2, qwen3
 from .names import WeightPlan
 
@@ -28,21 +29,10 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def architecture(config: Mapping[str, Any]) -> Architecture:
-    """The family of a config. Raises ModelError naming an unknown `model_type` or a quantised checkpoint."""
-    refuse_quantised(config)
+    """The family of a config. Raises ModelError naming an unknown `model_type` or quantisation."""
+    scheme(config)
     model_type = config.get("model_type")
     if model_type not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise ModelError(f"config field model_type: {model_type!r} is not supported (there are: {known})")
     return ARCHITECTURES[model_type]
-
-
-def refuse_quantised(config: Mapping[str, Any]) -> None:
-    for name in ("quantization_config", "compression_config"):
-        settings = config.get(name)
-        if settings:
-            method = settings.get("quant_method", "unnamed") if isinstance(settings, Mapping) else settings
-            raise ModelError(
-                f"config field {name}: quantisation method {method!r} is not supported; "
-                "use the unquantised checkpoint or a .gguf of it"
-            )

@@ -25,6 +25,8 @@ DENSE_FIELDS = ROPE_FIELDS | {
     "rms_norm_eps",
     "tie_word_embeddings",
     "layer_types",
+    "quantization_config",  # checked by weights/schemes.py
+    "compression_config",
 }
 
 # Fields that do not change what a forward pass computes.

@@ -18,24 +18,24 @@ from ..linear import DenseFormat, Linear, QuantisedLinear, SideBySide, WeightFor
 from ..spec import ModelError
 from .expand import slices
 from .quantise import RoundingError, to_int4, to_int8
-from .repack import QuantisedWeight, stacked
+from .repack import QuantisedWeight, Stored, stacked
 from .tensors import TensorSource
 
 log = logging.getLogger(__name__)
 
 HEAD = "head"
-Quantise = Callable[[TensorSource, str, RoundingError], QuantisedWeight]
+Quantise = Callable[[TensorSource, str, RoundingError], Stored]
 
 
-def int8_weight(source: TensorSource, part: str, rounding: RoundingError) -> QuantisedWeight:
+def int8_weight(source: TensorSource, part: str, rounding: RoundingError) -> Stored:
     """8-bit and 6-bit blocks as they are; anything else rounded, one scale for each output."""
     stored = source.quantised()
-    if isinstance(stored, Int8Weight):
+    if stored is not None and isinstance(stored.weight, Int8Weight):
         return stored
     return _rounded(source, part, rounding, to_int8)
 
 
-def int4_weight(source: TensorSource, part: str, rounding: RoundingError) -> QuantisedWeight:
+def int4_weight(source: TensorSource, part: str, rounding: RoundingError) -> Stored:
     """What is stored in fewer than 8 bits as it is, any other head in 8 bits, anything else rounded to 4."""
     stored = source.quantised() if source.stored_bits < 8 else None
     if stored is not None:
@@ -59,13 +59,13 @@ def weight_format(name: str, kernels: Kernels, dtype: torch.dtype, device: torch
 
 def _rounded(
     source: TensorSource, part: str, rounding: RoundingError, quantise: Callable[[Tensor], QuantisedWeight]
-) -> QuantisedWeight:
+) -> Stored:
     values = source.dequantise(torch.float32)
     kind, weights = part.rpartition(".")[2], []
     for rows in slices(*values.shape):
         weights.append(quantise(values[rows]))
         rounding.add(kind, values[rows], weights[-1].values())
-    return stacked(weights)
+    return Stored(stacked(weights))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class QuantisedBuilder:
         self._target = target
         self._part = part
         self._missing = outputs
-        self._weights: dict[int, QuantisedWeight] = {}
+        self._weights: dict[int, Stored] = {}
         self._bias = bias
         self._linears: list[QuantisedLinear] = []
 
@@ -118,19 +118,21 @@ class QuantisedBuilder:
         self._weights.clear()
         row = 0
         for _, alike in groupby(weights, key=_layout):
-            weight = stacked(list(alike))
-            self._linears.append(self._linear(row, weight))
+            same = list(alike)
+            weight = stacked([stored.weight for stored in same])
+            self._linears.append(self._linear(row, weight, same[0].order))
             row += weight.shape[0]
 
-    def _linear(self, row: int, weight: QuantisedWeight) -> QuantisedLinear:
+    def _linear(self, row: int, weight: QuantisedWeight, order: Tensor | None) -> QuantisedLinear:
         kernels, dtype = self._target.kernels, self._target.dtype
         bias = None if self._bias is None else self._bias[row : row + weight.shape[0]]
         result = torch.float32 if self._part == HEAD else dtype
         if isinstance(weight, Int8Weight):
-            return QuantisedLinear(kernels.linear_int8, kernels.pack_int8(weight), bias, dtype, result)
-        return QuantisedLinear(kernels.linear_int4, kernels.pack_int4(weight), bias, dtype, result)
+            return QuantisedLinear(kernels.linear_int8, kernels.pack_int8(weight), bias, order, dtype, result)
+        return QuantisedLinear(kernels.linear_int4, kernels.pack_int4(weight), bias, order, dtype, result)
 
 
-def _layout(weight: QuantisedWeight) -> tuple[object, ...]:
+def _layout(stored: Stored) -> tuple[object, ...]:
     """Weights that agree in this can be one."""
-    return type(weight), weight.group, weight.shape[1], weight.scale.dtype, weight.minimum is None
+    weight, order = stored.weight, None if stored.order is None else stored.order.tolist()
+    return order, type(weight), weight.group, weight.shape[1], weight.scale.dtype, weight.minimum is None

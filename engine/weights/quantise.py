@@ -52,7 +52,7 @@ def to_int4(values: Tensor) -> Int4Weight:
     """values [O, H] float32, H even -> scale and minimum for each group, of the range that rounds it best."""
     group = group_size(values.shape[1])
     whole = values.shape[1] // group * group
-    parts = [values[:, :whole].unflatten(1, (-1, group)), values[:, whole:].unsqueeze(1)]
+    parts = [values[:, :whole].view(len(values), -1, group), values[:, whole:].unsqueeze(1)]
     fits = [_best_range(part) for part in parts if part.numel()]
     codes, scale, minimum = (torch.cat([part.flatten(1) for part in alike], dim=1) for alike in zip(*fits, strict=True))
     scale, low = in_half(scale, minimum)

@@ -5,6 +5,7 @@ bit for bit. Scale and minimum stay float16 where both are exact in it.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,12 +21,21 @@ from .expand import blocks_of, half, q4_k_scales, q6_k_codes, q6_k_scales, slice
 QuantisedWeight = Int4Weight | Int8Weight
 
 
-def repack(kind: BlockType, raw: NDArray[np.uint8]) -> QuantisedWeight | None:
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A weight in whole numbers. `order` [H]: its column i belongs to input order[i]; None: to input i."""
+
+    weight: QuantisedWeight
+    order: Tensor | None = None
+
+
+def repack(kind: BlockType, raw: NDArray[np.uint8]) -> Stored | None:
     """raw [rows, bytes per row] of a matrix; None for plain numbers."""
     if kind.name not in _REPACK:
         return None
     parts = slices(len(raw), raw.shape[1] // kind.bytes * kind.size)
-    return stacked([_REPACK[kind.name](blocks_of(kind, raw[part]), part.stop - part.start) for part in parts])
+    weights = [_REPACK[kind.name](blocks_of(kind, raw[part]), part.stop - part.start) for part in parts]
+    return Stored(stacked(weights))
 
 
 def stacked(weights: Sequence[QuantisedWeight]) -> QuantisedWeight:

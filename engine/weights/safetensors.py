@@ -4,11 +4,16 @@ import json
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..spec import ModelError
 from .mapped import MappedFile, digest_files
 from .tensors import DenseTensor, TensorSource
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_WHOLE = {"I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64", "U8": "uint8"}
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _MAX_HEADER = 100_000_000
 
@@ -46,6 +51,14 @@ class SafetensorsReader:
                     yield name, _tensor(file, name, entry)
                     file.release(entry.start, entry.length)
 
+    def tensor(self, name: str) -> "Tensor":
+        """A tensor of any plain type, copied out of the file. Raises KeyError."""
+        path = next(path for path, entries in self._entries.items() if name in entries)
+        entry = self._entries[path][name]
+        with path.open("rb") as file:
+            file.seek(entry.start)
+            return _plain(path, name, entry, bytearray(file.read(entry.length)))
+
     def digest(self) -> str:
         return digest_files(self.paths)
 
@@ -78,6 +91,15 @@ def _header(path: Path) -> dict[str, _Entry]:
 def _entry(info: dict[str, object], data: int) -> _Entry:
     first, last = info["data_offsets"]  # type: ignore[misc]
     return _Entry(str(info["dtype"]), tuple(info["shape"]), data + first, last - first)  # type: ignore[arg-type, has-type]
+
+
+def _plain(path: Path, name: str, entry: _Entry, data: bytearray) -> "Tensor":
+    import torch
+
+    known = _DTYPES | _WHOLE
+    if entry.dtype not in known:
+        raise ModelError(f"{path}: tensor {name} has the number type {entry.dtype}, which is not supported")
+    return torch.frombuffer(data, dtype=getattr(torch, known[entry.dtype])).view(entry.shape)
 
 
 def _tensor(file: MappedFile, name: str, entry: _Entry) -> DenseTensor:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from .repack import QuantisedWeight
+    from .repack import Stored
 
 
 class TensorSource(Protocol):
@@ -35,7 +35,7 @@ class TensorSource(Protocol):
     def dequantise(self, dtype: "torch.dtype") -> "Tensor":
         """The values as a new tensor."""
 
-    def quantised(self) -> "QuantisedWeight | None":
+    def quantised(self) -> "Stored | None":
         """The values of a matrix as whole numbers with scales, exactly; None for plain numbers."""
 
 
@@ -90,7 +90,7 @@ class PackedTensor:
         self.copy_to(out)
         return out
 
-    def quantised(self) -> "QuantisedWeight | None":
+    def quantised(self) -> "Stored | None":
         from .repack import repack
 
         return repack(self.kind, self.raw)

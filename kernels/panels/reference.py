@@ -11,8 +11,8 @@ SMALLEST = 2.0**-100  # the largest number of a segment that counts as zero lies
 
 def quantise(x: Tensor, segment: int = SEGMENT) -> tuple[Tensor, Tensor]:
     """x [T, H] -> codes [T, segments, S] float32 (the last segment filled with zeros), scale [T, segments] float32."""
-    missing = -x.shape[1] % segment
-    pieces = functional.pad(x.float(), (0, missing)).unflatten(1, (-1, segment))
+    count = -(-x.shape[1] // segment)
+    pieces = functional.pad(x.float(), (0, count * segment - x.shape[1])).reshape(len(x), count, segment)
     largest = pieces.abs().amax(-1)
     usable = largest.isfinite() & (largest >= SMALLEST)
     most = torch.full_like(largest, 127)
@@ -31,7 +31,7 @@ def dequantise(codes: Tensor, scale: Tensor, minimum: Tensor | None, group: int)
     """codes [O, H], scale and minimum [O, groups] -> values [O, H] float32: one product and one sum, each rounded."""
     inputs = codes.shape[1]
     group = min(group, inputs)
-    pieces = functional.pad(codes.float(), (0, -inputs % group)).unflatten(1, (-1, group))
+    pieces = functional.pad(codes.float(), (0, -inputs % group)).reshape(*scale.shape, group)
     pieces = pieces * scale.float().unsqueeze(-1)
     if minimum is not None:
         pieces.add_(minimum.float().unsqueeze(-1))
@@ -40,4 +40,5 @@ def dequantise(codes: Tensor, scale: Tensor, minimum: Tensor | None, group: int)
 
 def linear(x: Tensor, values: Tensor, bias: Tensor | None, segment: int, dtype: torch.dtype) -> Tensor:
     """x [T, H] rounded, times values [O, H] float32 transposed, plus bias, as [T, O] in `dtype`."""
-    return functional.linear(rounded(x, segment), values, None if bias is None else bias.float()).to(dtype)
+    out: Tensor = functional.linear(rounded(x, segment), values, None if bias is None else bias.float())
+    return out.to(dtype)

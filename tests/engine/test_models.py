@@ -135,10 +135,10 @@ BASE = {"model_type": "llama", **SIZES, "num_attention_heads": 4, "max_position_
         ({"model_type": "mistral", "sliding_window": 8, "layer_types": ["full_attention"] * 2}, "layer_types"),
         ({"model_type": "qwen2", "layer_types": ["sliding_attention"] * 2}, "layer_types"),
         ({"model_type": "qwen2", "attention_bias": True}, "attention_bias"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "'gptq'"),
-        ({"quantization_config": {"quant_method": "awq"}}, "'awq'"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "bits: '3'"),
+        ({"quantization_config": {"quant_method": "awq"}}, "w_bit: 'None'"),
         ({"quantization_config": {"quant_method": "fp8"}}, "'fp8'"),
-        ({"quantization_config": {"quant_method": "compressed-tensors"}}, "'compressed-tensors'"),
+        ({"quantization_config": {"quant_method": "compressed-tensors"}}, "config_groups: '0 groups'"),
         ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "'bitsandbytes'"),
     ],
 )

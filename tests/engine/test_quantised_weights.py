@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
@@ -14,10 +13,10 @@ from forward import CPU, prompt_logits
 from gguf import GGMLQuantizationType as Kind
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from quantised import ExactActivations, Rounded, relative
 from safetensors.torch import load_file
 from tiny import FAMILIES, random_prompt, tiny_model
 from tiny_gguf import random_blocks, write_gguf
-from torch.nn import functional
 
 from batchgen import kernels
 from batchgen.engine import Engine, Request, Sampling
@@ -31,34 +30,10 @@ from batchgen.engine.weights.tensors import PackedTensor
 from batchgen.kernels import Kernels
 from batchgen.kernels.linear_int4 import Int4Weight
 from batchgen.kernels.linear_int8 import Int8Weight
-from batchgen.kernels.tables import ReferenceKernels
 
 PROMPT = random_prompt(40, 3)
 FOUR_BITS, EIGHT_BITS = (Kind.Q4_0, Kind.Q4_1, Kind.Q4_K), (Kind.Q8_0, Kind.Q6_K)
 GROUPS = {Kind.Q4_0: 32, Kind.Q4_1: 32, Kind.Q4_K: 32, Kind.Q8_0: 32, Kind.Q6_K: 16}
-
-
-class Rounded:
-    """The table of this machine with the reference's quantised linears."""
-
-    def __init__(self) -> None:
-        self._others, reference = kernels.load("cpu"), ReferenceKernels()
-        self.pack_int8, self.pack_int4 = reference.pack_int8, reference.pack_int4
-        self.linear_int8, self.linear_int4 = reference.linear_int8, reference.linear_int4
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._others, name)
-
-
-class ExactActivations(Rounded):
-    """Dequantise and multiply: what the quantised linears would be without rounding their inputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear_int8 = self.linear_int4 = self.multiply
-
-    def multiply(self, x: torch.Tensor, weight: Any, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-        return functional.linear(x.float(), weight.values(), bias).to(dtype)
 
 
 def load(path: Path, weights: str, ops: Kernels | None = None, dtype: torch.dtype = torch.float32) -> Decoder:
@@ -67,10 +42,6 @@ def load(path: Path, weights: str, ops: Kernels | None = None, dtype: torch.dtyp
 
 def logits(path: Path, weights: str, ops: Kernels | None = None) -> torch.Tensor:
     return prompt_logits(load(path, weights, ops), [PROMPT])[0]
-
-
-def relative(values: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((values - expected).square().mean().sqrt() / expected.square().mean().sqrt())
 
 
 # --- packed blocks ---------------------------------------------------------------------------------------------------
@@ -82,7 +53,10 @@ def test_packed_blocks_are_kept_bit_for_bit(kind: Kind, shape: tuple[int, int]) 
     packed = random_blocks(kind, *shape, seed=2)
     expected = torch.from_numpy(gguf.quants.dequantize(packed, kind).astype(np.float32).reshape(shape))
     raw = np.ascontiguousarray(packed).view(np.uint8).reshape(shape[0], -1)
-    weight = PackedTensor(BLOCK_TYPES[kind.value], shape, raw).quantised()
+    stored = PackedTensor(BLOCK_TYPES[kind.value], shape, raw).quantised()
+    assert stored is not None
+    weight = stored.weight
+    assert stored.order is None
     assert isinstance(weight, Int4Weight if kind in FOUR_BITS else Int8Weight)
     assert weight.shape == shape
     assert weight.group == GROUPS[kind]

@@ -1,0 +1,98 @@
+"""What a checkpoint's quantization settings say: the method and its fields, checked. Imports no torch, reads no tensor.
+
+Everything that is not understood is refused by name: a wrong guess here gives a model that talks nonsense.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..spec import ModelError
+
+METHODS = ("gptq", "awq", "compressed-tensors")
+_FIELDS = ("quantization_config", "compression_config")
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """`method`: gptq, gptq_v2, awq, pack-quantized or int-quantized. `group`: inputs of a scale, -1 for all of them."""
+
+    method: str
+    bits: int
+    group: int
+    symmetric: bool
+
+
+def scheme(config: Mapping[str, Any]) -> Scheme | None:
+    """The scheme of a config, None for plain numbers. Raises ModelError naming what is not supported."""
+    for field in _FIELDS:
+        settings = config.get(field)
+        if not settings:
+            continue
+        method = settings.get("quant_method", "unnamed") if isinstance(settings, Mapping) else settings
+        if method not in _PARSE:
+            known = ", ".join(METHODS)
+            raise ModelError(
+                f"config field {field}: quantisation method {method!r} is not supported (there are: {known}); "
+                "use the unquantised checkpoint or a .gguf of it"
+            )
+        return _PARSE[method](settings, field)
+    return None
+
+
+def _refuse(field: str, name: str, value: object) -> ModelError:
+    return ModelError(f"config field {field}.{name}: {str(value)[:60]!r} is not supported")
+
+
+def _bits(settings: Mapping[str, Any], field: str, name: str, known: tuple[int, ...]) -> int:
+    bits = settings.get(name)
+    if bits not in known:
+        raise _refuse(field, name, bits)
+    return int(bits)
+
+
+def _group(settings: Mapping[str, Any], field: str) -> int:
+    group = settings.get("group_size", -1)
+    group = -1 if group is None else group
+    if not isinstance(group, int) or isinstance(group, bool) or (group != -1 and group < 1):
+        raise _refuse(field, "group_size", group)
+    return group
+
+
+def _gptq(settings: Mapping[str, Any], field: str) -> Scheme:
+    if settings.get("dynamic"):
+        raise _refuse(field, "dynamic", settings["dynamic"])
+    name = settings.get("checkpoint_format") or settings.get("format") or "gptq"
+    if name not in ("gptq", "gptq_v2"):
+        raise _refuse(field, "checkpoint_format", name)
+    return Scheme(
+        name, _bits(settings, field, "bits", (4, 8)), _group(settings, field), bool(settings.get("sym", True))
+    )
+
+
+def _awq(settings: Mapping[str, Any], field: str) -> Scheme:
+    version = settings.get("version") or settings.get("format") or "gemm"
+    if str(version).lower() != "gemm":
+        raise _refuse(field, "version", version)
+    bits = _bits(settings, field, "bits" if "bits" in settings else "w_bit", (4,))
+    group = {"group_size": settings.get("group_size", settings.get("q_group_size", -1))}
+    return Scheme("awq", bits, _group(group, field), False)
+
+
+def _compressed(settings: Mapping[str, Any], field: str) -> Scheme:
+    for name in ("transform_config", "sparsity_config", "kv_cache_scheme"):
+        if settings.get(name) and settings[name].get("format") != "dense":
+            raise _refuse(field, name, settings[name])
+    groups = list((settings.get("config_groups") or {}).values())
+    if len(groups) != 1:
+        raise _refuse(field, "config_groups", f"{len(groups)} groups")
+    layout = groups[0].get("format") or settings.get("format")
+    weights = groups[0].get("weights") or {}
+    if layout not in _COMPRESSED_BITS or weights.get("type", "int") != "int":
+        raise _refuse(field, "format", layout)
+    bits = _bits(weights, f"{field}.weights", "num_bits", _COMPRESSED_BITS[layout])
+    return Scheme(layout, bits, _group(weights, field), bool(weights.get("symmetric", True)))
+
+
+_COMPRESSED_BITS = {"pack-quantized": (4,), "int-quantized": (8,)}
+_PARSE = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed}

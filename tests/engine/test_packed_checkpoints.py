@@ -1,0 +1,249 @@
+"""GPTQ, AWQ and compressed-tensors against files packed by hand: exact values, whole models, refusals by name."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from forward import CPU, prompt_logits
+from packing import AWQ_ORDER, Tensors, repack_folder, words
+from quantised import ExactActivations, relative
+from safetensors.torch import load_file, save_file
+from tiny import random_prompt, tiny_model
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from batchgen import kernels
+from batchgen.engine.checkpoint import open_checkpoint
+from batchgen.engine.decoder import Decoder, load_decoder
+from batchgen.engine.linear import QuantisedLinear, SideBySide
+from batchgen.engine.spec import ModelError
+from batchgen.kernels.linear_int4 import Int4Weight
+from batchgen.kernels.linear_int8 import Int8Weight
+
+PROMPT = random_prompt(30, 3)
+GROUP = 32
+Pack = Callable[[str, int, int], tuple[Tensors, torch.Tensor]]
+
+
+def numbers(module: str, outputs: int, inputs: int, group: int, limit: int = 16) -> tuple[torch.Tensor, ...]:
+    """Codes [N, K], zero points [N, groups] among them 0, 1 and the largest, float16 scales [N, groups]."""
+    generator = torch.Generator().manual_seed(sum(map(ord, module)))
+    groups = -(-inputs // group)
+    codes = torch.randint(0, limit, (outputs, inputs), generator=generator)
+    zeros = torch.randint(0, limit, (outputs, groups), generator=generator)
+    zeros[0], zeros[1], zeros[2] = 0, 1, limit - 1
+    scales = (torch.rand(outputs, groups, generator=generator) + 0.5) * 0.6 / limit
+    return codes, zeros, scales.half()
+
+
+def values(codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    return (codes - zeros[:, index]) * scales.float()[:, index]
+
+
+def group_index(inputs: int, kind: str, group: int) -> torch.Tensor:
+    index = torch.arange(inputs) // group
+    if kind == "random":
+        return index[torch.randperm(inputs, generator=torch.Generator().manual_seed(inputs))]
+    return torch.zeros(inputs, dtype=torch.int64) if kind == "zero" else index
+
+
+def gptq(version: int = 1, group: int = GROUP, index: str = "trivial", bits: int = 4, sym: bool = False) -> Pack:
+    def pack(module: str, outputs: int, inputs: int) -> tuple[Tensors, torch.Tensor]:
+        size = inputs if group == -1 else group
+        codes, zeros, scales = numbers(module, outputs, inputs, size, 2**bits)
+        zeros = torch.full_like(zeros, 2 ** (bits - 1)) if sym else zeros
+        g_idx = group_index(inputs, index, size)
+        stored = (zeros - 1) % 2**bits if version == 1 else zeros
+        pieces = {
+            "qweight": words(codes, bits).T,
+            "qzeros": words(stored.T, bits),
+            "scales": scales.T,
+            "g_idx": g_idx.int(),
+        }
+        return pieces, values(codes, zeros, scales, g_idx)
+
+    return pack
+
+
+def awq(module: str, outputs: int, inputs: int) -> tuple[Tensors, torch.Tensor]:
+    codes, zeros, scales = numbers(module, outputs, inputs, GROUP)
+    pieces = {"qweight": words(codes.T, 4, AWQ_ORDER), "qzeros": words(zeros.T, 4, AWQ_ORDER), "scales": scales.T}
+    return pieces, values(codes, zeros, scales, group_index(inputs, "trivial", GROUP))
+
+
+def compressed(symmetric: bool, group: int = GROUP) -> Pack:
+    def pack(module: str, outputs: int, inputs: int) -> tuple[Tensors, torch.Tensor]:
+        size = inputs if group == -1 else group
+        codes, zeros, scales = numbers(module, outputs, inputs, size)
+        zeros = torch.full_like(zeros, 8) if symmetric else zeros
+        pieces = {
+            "weight_packed": words(codes),
+            "weight_scale": scales.bfloat16(),
+            "weight_shape": torch.tensor([outputs, inputs]),
+        }
+        if not symmetric:
+            pieces["weight_zero_point"] = words(zeros.T).T
+        return pieces, values(codes, zeros, scales.bfloat16(), group_index(inputs, "trivial", size))
+
+    return pack
+
+
+def int_quantized(module: str, outputs: int, inputs: int) -> tuple[Tensors, torch.Tensor]:
+    codes, _, scales = numbers(module, outputs, inputs, inputs, 256)
+    codes = (codes - 128).to(torch.int8)
+    return {"weight": codes, "weight_scale": scales.bfloat16()}, codes * scales.bfloat16().float()
+
+
+def gptq_settings(**fields: Any) -> dict[str, Any]:
+    return {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, **fields}
+
+
+def compressed_settings(layout: str, **weights: Any) -> dict[str, Any]:
+    fields = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP, "symmetric": True, **weights}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": layout,
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": fields}},
+        "ignore": ["lm_head"],
+    }
+
+
+AWQ_SETTINGS = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}
+FORMATS: dict[str, tuple[dict[str, Any], Pack]] = {
+    "gptq v1": (gptq_settings(), gptq()),
+    "gptq v1 named": (gptq_settings(checkpoint_format="gptq"), gptq()),
+    "gptq v2": (gptq_settings(checkpoint_format="gptq_v2"), gptq(2)),
+    "gptq symmetric": (gptq_settings(sym=True), gptq(sym=True)),
+    "gptq act-order": (gptq_settings(desc_act=True), gptq(index="random")),
+    "gptq act-order unsaid": (gptq_settings(), gptq(index="random")),
+    "gptq one group": (gptq_settings(group_size=-1), gptq(group=-1)),
+    "gptq ragged": (gptq_settings(group_size=40), gptq(group=40)),
+    "gptq 8 bits": (gptq_settings(bits=8), gptq(bits=8)),
+    "awq": (AWQ_SETTINGS, awq),
+    "compressed symmetric": (compressed_settings("pack-quantized"), compressed(True)),
+    "compressed asymmetric": (compressed_settings("pack-quantized", symmetric=False), compressed(False)),
+    "compressed one group": (compressed_settings("pack-quantized", group_size=None), compressed(True, -1)),
+    "int-quantized": (compressed_settings("int-quantized", num_bits=8, group_size=None), int_quantized),
+}
+
+
+def load(folder: Path, weights: str) -> Decoder:
+    ops = kernels.load("cpu") if weights == "native" else ExactActivations()
+    return load_decoder(open_checkpoint(str(folder)), torch.float32, CPU, ops, weights)
+
+
+@torch.no_grad()
+def reference(folder: Path, held: Tensors) -> torch.Tensor:
+    config = AutoConfig.from_pretrained(folder)
+    del config.quantization_config
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
+    model.load_state_dict(held, strict=True)
+    return model.eval()(torch.tensor([PROMPT]), use_cache=False).logits[0]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_values_are_exact(name: str, tmp_path: Path) -> None:
+    settings, pack = FORMATS[name]
+    folder = tiny_model("llama3", tmp_path / "model")
+    held = repack_folder(folder, settings, pack)
+    reader = open_checkpoint(str(folder)).reader
+    assert reader.shapes() == {name: tuple(tensor.shape) for name, tensor in held.items()}
+    for tensor, source in reader.tensors(held):
+        # one product more or less rounds: scale * code + minimum against scale * (code - zero)
+        torch.testing.assert_close(source.dequantise(torch.float32), held[tensor], rtol=3e-7, atol=3e-7)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_models_are_dequantise_and_multiply(name: str, tmp_path: Path) -> None:
+    settings, pack = FORMATS[name]
+    folder = tiny_model("llama3", tmp_path / "model")
+    held = repack_folder(folder, settings, pack, plain=("layers.1.self_attn.o_proj",))
+    expected = reference(folder, held)
+    own = prompt_logits(load(folder, "native"), [PROMPT])[0]
+    torch.testing.assert_close(own, expected, rtol=1e-3, atol=1e-3)
+    kept = "int8" if "8 bits" in name or name == "int-quantized" else "int4"
+    decoder = load(folder, kept)
+    assert decoder.rounding.keys() == {"head", "output"}  # what was left plain
+    attention, mlp = decoder._layers[0]
+    for linear in (attention.qkv, attention.output, mlp.gate_up, mlp.down):
+        assert isinstance(linear, QuantisedLinear)
+        assert isinstance(linear.packed, Int4Weight if kept == "int4" else Int8Weight)
+        assert (linear.order is not None) == ("act-order" in name)
+    assert relative(prompt_logits(decoder, [PROMPT])[0], expected) < (0.02 if kept == "int8" else 0.3)
+
+
+def test_projections_in_different_orders_stand_side_by_side(tmp_path: Path) -> None:
+    folder = tiny_model("llama3", tmp_path / "model")
+    ordered, plain = gptq(index="random"), gptq()
+    held = repack_folder(
+        folder, gptq_settings(), lambda name, *shape: (ordered if "k_proj" in name else plain)(name, *shape)
+    )
+    decoder = load(folder, "int4")
+    assert isinstance(decoder._layers[0][0].qkv, SideBySide)
+    assert relative(prompt_logits(decoder, [PROMPT])[0], reference(folder, held)) < 0.02
+
+
+def test_native_kernels_take_every_format(tmp_path: Path) -> None:
+    for name, (settings, pack) in FORMATS.items():
+        folder = tiny_model("llama3", tmp_path / name)
+        repack_folder(folder, settings, pack)
+        weights = "int8" if "8 bits" in name or name == "int-quantized" else "int4"
+        fast = load_decoder(open_checkpoint(str(folder)), torch.float32, CPU, kernels.load("cpu"), weights)
+        exact = prompt_logits(load(folder, weights), [PROMPT])[0]
+        assert relative(prompt_logits(fast, [PROMPT])[0], exact) < 0.06, name
+
+
+def test_a_stored_zero_point_of_15_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tiny_model("llama3", tmp_path / "model")
+    repack_folder(folder, gptq_settings(), gptq())
+    with caplog.at_level(logging.WARNING):
+        load(folder, "native")
+    assert "stored as 15" in caplog.text
+
+
+def test_an_index_that_fills_no_groups_is_refused(tmp_path: Path) -> None:
+    folder = tiny_model("llama3", tmp_path / "model")
+    repack_folder(folder, gptq_settings(), gptq(index="zero"))
+    with pytest.raises(ModelError, match=r"down_proj: its packed weight cannot be read \(g_idx does not put 32 inputs"):
+        load(folder, "native")
+
+
+def test_scales_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    folder = tiny_model("llama3", tmp_path / "model")
+    repack_folder(folder, gptq_settings(group_size=16), gptq())
+    with pytest.raises(ModelError, match=r"scales \[64, 3\].*group 16"):
+        load(folder, "native")
+
+
+def test_a_missing_piece_is_refused(tmp_path: Path) -> None:
+    folder = tiny_model("llama3", tmp_path / "model")
+    repack_folder(folder, gptq_settings(), gptq())
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.0.mlp.up_proj.qzeros"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=r"up_proj: its packed weight cannot be read \('qzeros'\)"):
+        load(folder, "native")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words_"),
+    [
+        (gptq_settings(bits=3), r"bits: '3'"),
+        (gptq_settings(group_size=0), r"group_size: '0'"),
+        (gptq_settings(checkpoint_format="marlin"), r"checkpoint_format: 'marlin'"),
+        (gptq_settings(dynamic={"-:lm_head": {}}), r"dynamic"),
+        ({**AWQ_SETTINGS, "version": "gemv"}, r"version: 'gemv'"),
+        (compressed_settings("marlin-24"), r"format: 'marlin-24'"),
+        (compressed_settings("pack-quantized", num_bits=8), r"num_bits: '8'"),
+        (compressed_settings("pack-quantized", type="float"), r"format"),
+        ({**compressed_settings("pack-quantized"), "transform_config": {"a": 1}}, r"transform_config"),
+        ({"quant_method": "bitsandbytes"}, r"'bitsandbytes' is not supported \(there are: gptq, awq"),
+    ],
+)
+def test_settings_not_understood_are_refused(settings: dict[str, Any], words_: str, tmp_path: Path) -> None:
+    folder = tiny_model("llama3", tmp_path / "model")
+    repack_folder(folder, settings, gptq())
+    with pytest.raises(ModelError, match=words_):
+        load(folder, "native")
