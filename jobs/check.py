@@ -34,10 +34,12 @@ def check_job(job: Job, models: Models | None = None) -> list[str]:
     """Lines that sum the job up, when all is well. Raises JobError or InputError for the first thing that is not."""
     models = models or Models()
     check_files(job)
-    schema = sample_schema(job.input, job.base)
+    stored = Manifest.load(job.output_path / SIDECAR / "manifest.json")
+    schema = sample_schema(job.input, job.base, stored and stored.schema)
     check_columns(job, schema)
     context = check_model(job, models) if is_local(job.model.path, job.base) else None
-    check_output(job, models)
+    if stored is not None:
+        check_output(job, models, stored)
     length = f"context {context} tokens" if context else "not looked at: it comes from the Hub"
     return [
         f"{job.source}: ok",
@@ -113,18 +115,24 @@ def check_model(job: Job, models: Models) -> int:
     return context
 
 
-def check_output(job: Job, models: Models) -> None:
-    """The output directory must be free for this job, or its own."""
-    stored = Manifest.load(job.output_path / SIDECAR / "manifest.json")
-    if stored is not None:
-        local = is_local(job.model.path, job.base)
-        identity = identity_of(job, models) if local else identity_without_model(job, stored.identity)
-        require_same_job(job, identity, stored)
+def check_output(job: Job, models: Models, stored: Manifest) -> None:
+    """The job that an output belongs to must be this one."""
+    local = is_local(job.model.path, job.base)
+    identity = identity_of(job, models) if local else identity_without_model(job, stored.identity)
+    require_same_job(job, identity, stored)
 
 
 def carried_columns(job: Job, schema: pa.Schema) -> list[str]:
     """Names of the input columns that the output carries along, in its order."""
     return list(schema.names) if job.output.columns == "all" else list(job.output.columns)
+
+
+def relevant_columns(job: Job) -> frozenset[str] | None:
+    """The columns whose values the job needs; None when it carries all of them along."""
+    if job.output.columns == "all":
+        return None
+    used = _named(job, lambda: template_columns(job.prompt))
+    return used | frozenset(job.generation.per_row.values()) | frozenset(job.output.columns)
 
 
 def _require_columns(job: Job, place: str, wanted: Iterable[str], schema: pa.Schema) -> None:

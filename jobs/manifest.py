@@ -96,6 +96,8 @@ class Manifest:
             None if self.input_schema is None else pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self.input_schema)))
         )
 
-    def remember_input(self, identities: list[FileIdentity], schema: pa.Schema) -> None:
+    def remember_files(self, identities: list[FileIdentity]) -> None:
         self.input = [asdict(item) for item in identities]
+
+    def remember_schema(self, schema: pa.Schema) -> None:
         self.input_schema = base64.b64encode(schema.serialize()).decode()

@@ -72,7 +72,9 @@ class Output:
     def attach(self, source: Source) -> None:
         """Learns the outcome of every row so far, and stores the input's identity before anything is journaled."""
         if len(source.files) >= len(self.manifest.input):
-            self.manifest.remember_input(list(source.files), source.schema)
+            self.manifest.remember_files(list(source.files))
+        if self.job.input.limit is None:  # the first rows alone do not settle the types of all
+            self.manifest.remember_schema(source.schema)
         self.manifest.num_rows = source.num_rows
         self.save()
         remove_asides(self.journal.directory)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from batchgen.pipeline.rows import Source
 from batchgen.pipeline.source import open_source
 
-from .check import check_columns, check_files, check_model
+from .check import check_columns, check_files, check_model, relevant_columns
 from .fingerprint import identity_of
 from .generate import Generation
 from .job import Job
@@ -90,7 +90,8 @@ class Session:
     def _open_source(self, output: Output) -> Source:
         limit = output.row_limit(self.job.input.limit)
         settings = self.job.input.model_copy(update={"limit": limit})
-        source = open_source(settings, self.job.base, output.manifest.files)
+        known, schema = output.manifest.files, output.manifest.schema
+        source = open_source(settings, self.job.base, known, schema, relevant_columns(self.job))
         check_columns(self.job, source.schema)
         output.attach(source)
         return source

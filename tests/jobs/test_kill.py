@@ -42,6 +42,7 @@ def outcomes(folder: Path, form: str) -> Iterator[tuple[str, Callable[[Job, Fake
         yield "fresh", lambda job, models: run(job, RunOptions(fresh=True), models)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # a heartbeat dies too
 @pytest.mark.slow
 @pytest.mark.parametrize(("form", "stride"), [("arrow", 1), ("parquet", 2), ("jsonl", 2)])
 def test_killed_at_every_change_of_the_file_system(

@@ -98,6 +98,7 @@ def test_rows_journaled_after_a_publication_count(tmp_path: Path) -> None:
         assert len(rows_of(tmp_path)) == 20 * (night + 1)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # a heartbeat dies too
 @pytest.mark.slow
 def test_a_retry_before_publishing_killed_at_every_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_rows(tmp_path, 16)
@@ -197,6 +198,58 @@ class TestRefusedRerun:
         with pytest.raises(RuntimeError):
             run(job, RunOptions(retry=parse_retry("length")), FakeModels(FakeEngine(before_first)))
         self.check_unchanged(tmp_path, before, modified)
+
+
+def write_ids(folder: Path, *ids: Any) -> None:
+    with (folder / "rows.jsonl").open("a") as file:
+        for value in ids:
+            file.write(json.dumps({"word": f"word {value}", "id": value}) + "\n")
+
+
+class TestTypesOfAGrowingInput:
+    @pytest.mark.parametrize("form", ["arrow", "parquet", "jsonl"])
+    def test_published_rows_stay_whatever_the_majority(self, tmp_path: Path, form: str) -> None:
+        write_ids(tmp_path, 0, 1, 2)
+        job = make_job(tmp_path, output__format=form)
+        run(job, models=FakeModels())
+        before = read_quickly(tmp_path / "out", form)
+        write_ids(tmp_path, "a", "b", "c", "d", 7)
+        models = FakeModels()
+        report = run(job, models=models)
+        after = read_quickly(tmp_path / "out", form)
+        assert after[:3] == before
+        assert [row["error"] and row["error"]["code"] for row in after[3:]] == ["bad_row"] * 4 + [None]
+        assert (report.counts["error"], models.fake.asked) == (4, [7])
+        assert run(job, models=FakeModels()).asked == 0
+
+    def test_a_column_that_comes_later(self, tmp_path: Path) -> None:
+        (tmp_path / "rows.jsonl").write_text('{"word": "a"}\n')
+        job = make_job(tmp_path)
+        run(job, models=FakeModels())
+        write_ids(tmp_path, 5)
+        run(job, models=FakeModels())
+        assert [row["id"] for row in rows_of(tmp_path)] == [None, 5]
+
+    def test_a_column_nobody_uses_spoils_no_row(self, tmp_path: Path) -> None:
+        write_ids(tmp_path, 0, 1, "x")
+        report = run(make_job(tmp_path, output__columns=["word"]), models=FakeModels())
+        assert report.counts["error"] == 0
+
+    def test_the_first_rows_alone_settle_nothing(self, tmp_path: Path) -> None:
+        write_ids(tmp_path, 1, 2, 0.5)
+        job = make_job(tmp_path)
+        run(job.with_limit(2), models=FakeModels())
+        assert run(job, models=FakeModels()).counts["error"] == 0
+        assert [row["id"] for row in rows_of(tmp_path)] == [1.0, 2.0, 0.5]
+
+    def test_an_answer_is_never_given_up_for_a_type(self, tmp_path: Path) -> None:
+        write_ids(tmp_path, 1, "a", "b", "c")
+        job = make_job(tmp_path)
+        run(job.with_limit(1), models=FakeModels())
+        before = rows_of(tmp_path)
+        with pytest.raises(JobError, match=r"line 1: column 'id' is string.*published already.*--fresh"):
+            run(job, models=FakeModels())
+        assert rows_of(tmp_path) == before
 
 
 class TestInputDuringTheRun:

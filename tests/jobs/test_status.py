@@ -56,6 +56,7 @@ def stop_before_publishing(job: Any) -> None:
     assert run(job, models=FakeModels(Last())).exit_code == 143
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # a heartbeat dies too
 @pytest.mark.parametrize("stage", ["first", "growth"])
 def test_status_at_every_change_of_the_file_system(tmp_path: Path, stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What another process would see at that moment: never an error, never fewer rows than before."""
