@@ -18,13 +18,14 @@ from batchgen.engine.request import Completion, Request, Sample
 from .background import Ahead, close
 from .prompt import PromptError, Renderer
 from .result import ResultEncoder
-from .rows import RowTag, Skipped, Source
+from .rows import RowBatch, RowTag, Skipped, Source
 from .windows import WindowBudget, plan_windows
 
 _ROW_WEIGHT = 64  # of an answer beside its tokens; the unit is one token or one of its alternatives
 _WEIGHT_AHEAD = 4096 * _ROW_WEIGHT  # tens of megabytes
 _BATCH_WEIGHT = 256 * _ROW_WEIGHT
 _BATCH_SECONDS = 0.2
+_FIRST_ROWS, _MOST_ROWS = 256, 4096  # rendered at once
 _SKIPPED_AHEAD = 1 << 15  # rows
 _STOP_SECONDS = 10.0
 
@@ -131,7 +132,7 @@ def _sample_weight(sample: Sample) -> int:
 
 
 def _render(source: Source, renderer: Renderer, done: Callable[[int], bool], flow: _Flow) -> Iterator[Request]:
-    for batch in source.batches(columns=sorted(renderer.columns)):
+    for batch in _small_first(source.batches(columns=sorted(renderer.columns))):
         if flow.stop.is_set():
             return
         outcomes = renderer.render(batch, done)
@@ -139,6 +140,17 @@ def _render(source: Source, renderer: Renderer, done: Callable[[int], bool], flo
         if skipped:
             flow.put_skipped(skipped)
         yield from (outcome for outcome in outcomes if isinstance(outcome, Request))
+
+
+def _small_first(batches: Iterable[RowBatch]) -> Iterator[RowBatch]:
+    """The same rows, the first of them in small batches, so that long prompts do not hold up the first answer."""
+    size = _FIRST_ROWS
+    for batch in batches:
+        offset = 0
+        while offset < batch.num_rows:
+            yield batch.slice(offset, size)
+            offset += size
+            size = min(2 * size, _MOST_ROWS)
 
 
 def _generate(engine: Generator, windows: Iterator[Iterator[Request]], stop: threading.Event) -> Iterator[Completion]:

@@ -64,10 +64,10 @@ class RowBatch:
     def num_rows(self) -> int:
         return int(self.columns.num_rows)
 
-    def head(self, num_rows: int) -> "RowBatch":
-        """The first `num_rows` rows."""
-        errors = {offset: error for offset, error in self.errors.items() if offset < num_rows}
-        return RowBatch(self.start, self.columns.slice(0, num_rows), errors)
+    def slice(self, offset: int, num_rows: int) -> "RowBatch":
+        """At most `num_rows` rows from `offset` on."""
+        errors = {at - offset: error for at, error in self.errors.items() if offset <= at < offset + num_rows}
+        return RowBatch(self.start + offset, self.columns.slice(offset, num_rows), errors)
 
 
 @dataclass(frozen=True, slots=True)

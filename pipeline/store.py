@@ -59,6 +59,7 @@ class WindowWriter:
         offsets = np.concatenate([[0], np.cumsum(np.frombuffer(self._lengths, np.int64))]).astype(np.int64)
         tokens = _map(self._path, self.num_tokens)
         return Window(
+            num_rows=self.num_rows,
             path=self._path,
             errors_path=self._errors_path,
             keys=np.frombuffer(self._keys, np.int64),
@@ -78,6 +79,7 @@ class WindowWriter:
 class Window:
     """Planned requests; they become objects only when they are taken."""
 
+    num_rows: int  # those born failed included
     path: Path
     errors_path: Path
     keys: NDArray[np.int64]

@@ -2,13 +2,16 @@
 
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchgen.engine.plan import plan
 from batchgen.engine.request import Request, RowError, Sampling
 from batchgen.pipeline.background import Ahead
 from batchgen.pipeline.rows import RowTag
@@ -64,8 +67,37 @@ def test_budgets_cut_windows() -> None:
     requests = [request(key, 1, 2, 3) for key in range(10)]
     assert [len(window) for window in windows_of(requests, rows=4)] == [4, 4, 2]
     assert [len(window) for window in windows_of(requests, tokens=6)] == [2] * 5
-    assert [len(window) for window in windows_of(requests, patience=-1.0)] == [1, 9]
     assert windows_of([]) == []
+
+
+def test_windows_grow_for_an_engine_that_is_faster_than_reading() -> None:
+    """The first one is out at once; each later one waits for four times as much, so there are few."""
+    sizes = [len(window) for window in windows_of([request(key, 1, 2) for key in range(20_000)], patience=-1.0)]
+    assert sizes[0] == 1
+    assert all(4 * before <= after for before, after in pairwise(sizes[:-1]))
+    assert sum(sizes) == 20_000
+
+
+def test_an_engine_that_is_slower_than_reading_loses_no_sharing() -> None:
+    """While the first window runs, the second takes in all there is."""
+    random = Random(1)
+    prompts = [[random.randrange(50)] * 30 + [random.randrange(5000) for _ in range(10)] for _ in range(20_000)]
+    read = threading.Event()
+
+    def source() -> Iterator[Request]:
+        for key, prompt in enumerate(prompts):
+            yield request(key, *prompt)
+        read.set()
+
+    orders = []
+    for window in plan_windows(source(), None, WindowBudget(patience=0.05)):
+        orders.append([next(window)])
+        assert read.wait(20)
+        orders[-1].extend(window)
+    assert len(orders) == 2
+    together = plan([list(one.prompt) for order in orders for one in order])
+    apart = sum(plan([list(one.prompt) for one in order]).distinct_tokens for order in orders)
+    assert apart <= 1.02 * together.distinct_tokens
 
 
 def test_files_are_there_only_as_long_as_they_are_needed(tmp_path: Path) -> None:
