@@ -177,7 +177,8 @@ def _numbers(words: Tensor, bits: int) -> Tensor:
     """int32 [A, B] -> [A, B, 32 / bits], lowest bits first."""
     if words.dtype != torch.int32:
         raise ValueError(f"words are {words.dtype}, not int32")
-    return (words.unsqueeze(-1) >> torch.arange(0, 32, bits, dtype=torch.int32)) & (2**bits - 1)
+    shifted: Tensor = words.unsqueeze(-1) >> torch.arange(0, 32, bits, dtype=torch.int32)
+    return shifted & (2**bits - 1)
 
 
 def _grouped(codes: Tensor, scale: Tensor, zeros: Tensor, scheme: Scheme, index: Tensor | None) -> Stored:
