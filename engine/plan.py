@@ -136,4 +136,5 @@ def _extend(
     equal = (tokens[left[pairs, None] + at] == tokens[right[pairs, None] + at]) & inside
     gained = np.where(equal.all(axis=1), stride, np.argmin(equal, axis=1))
     common[pairs] += gained
-    return pairs[(gained == stride) & (common[pairs] < limit[pairs])]
+    going: Indices = pairs[(gained == stride) & (common[pairs] < limit[pairs])]
+    return going

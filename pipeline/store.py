@@ -103,7 +103,8 @@ class Window:
             self.errors_path.unlink(missing_ok=True)
 
     def _sampling(self, index: np.int64) -> Sampling:
-        sampling, seed = self.samplings[self.sampling_ids[index]], int(self.seeds[index])
+        sampling: Sampling = self.samplings[int(self.sampling_ids[index])]
+        seed = int(self.seeds[index])
         return sampling if sampling.seed == seed else replace(sampling, seed=seed)
 
     def _failed(self) -> Iterator[Request]:

@@ -310,7 +310,7 @@ def test_waiting_answers_are_bounded_by_their_tokens(tmp_path: Path) -> None:
 
 
 def test_objects_do_not_pile_up(tmp_path: Path) -> None:
-    """20,000 rows: only what is being rendered, and a few requests more, are Python objects at the same time."""
+    """20,000 rows: only what is being rendered, and a few requests more, are Python objects at once."""
     write_parquet(tmp_path / "0.parquet", {"x": [f"row{number}" for number in range(20_000)]}, 1000)
     alive: list[int] = []
 
@@ -323,7 +323,7 @@ def test_objects_do_not_pile_up(tmp_path: Path) -> None:
 
     assert len(collect(run(tmp_path, "0.parquet", CountingEngine()))) == 20_000
     assert len(alive) == 4
-    assert max(alive) < 1100
+    assert max(alive) < 2100  # two row groups
 
 
 def test_the_tokenizer_works_on_lists_in_another_thread(tmp_path: Path) -> None:
