@@ -124,7 +124,7 @@ class Engine:
         return self._generate(iter(in_plan_order(requests, self.bounds) if isinstance(requests, Sized) else requests))
 
     def interrupt(self) -> None:
-        """Ends the run that goes on, or the next one, after its step: without the answers that are not finished.
+        """Ends the run that goes on after its present step; rows without an outcome get none.
 
         May be called from another thread or a signal handler.
         """
@@ -134,12 +134,12 @@ class Engine:
         if self._running:
             raise RuntimeError("this engine is in the middle of another run; finish or close that one first")
         self._running = True
+        self._interrupted.clear()
         try:
             self.statistics = Statistics(kv_blocks_total=self._num_blocks)
             yield from self._steps(Intake(requests, self.bounds, self.tokenizer.decode, deque(), self.statistics))
         finally:
             self._running = False
-            self._interrupted.clear()
 
     def _steps(self, intake: Intake) -> Iterator[Completion]:
         """The only loop there is: choose a step, run it, take note of it."""

@@ -26,7 +26,7 @@ from .models import LoadedModel, Models
 from .outcomes import SKIPPED, codes_of
 from .output import Output
 from .progress import Display, Meter, Progress
-from .resolved import chat_template, installed_versions, resolve_sampling, resolved_settings
+from .resolved import chat_template, installed_versions, require_known_tokens, resolve_sampling, resolved_settings
 from .writer import JournalWriter
 
 _LOG_SECONDS = 30.0
@@ -48,6 +48,7 @@ class Generation:
         self._source = source
         self.sampling, self.origins = resolve_sampling(job, models)
         tokenizer = models.tokenizer(job)
+        require_known_tokens(job, self.sampling, tokenizer.size)
         self.renderer = make_renderer(job, models, self.sampling, tokenizer, output.manifest.template_date)
         require_columns(self.renderer, source.schema)
         self._prefix = job.output.prefix

@@ -27,6 +27,15 @@ def resolve_sampling(job: Job, models: Models) -> tuple[Sampling, dict[str, Any]
     return sampling, dict(origins)
 
 
+def require_known_tokens(job: Job, sampling: Sampling, vocabulary: int) -> None:
+    """Raises UsageError for a stop id that no token of the tokenizer has."""
+    unknown = [token for token in sampling.stop_token_ids if token >= vocabulary]
+    if unknown:
+        raise UsageError(
+            f"{job.source}: generation.stop_token_ids: the tokenizer has {vocabulary} tokens, none with id {unknown[0]}"
+        )
+
+
 def chat_template(job: Job) -> str | None:
     """The text of the file that replaces the model's chat template. Raises UsageError."""
     if job.model.chat_template is None:

@@ -573,3 +573,11 @@ def test_damage_in_a_column_no_prompt_uses_is_that_row_s_error(tmp_path: Path) -
     assert {(row["completion"], row["finish_reason"]) for row in rows[10:20]} == {(None, "error")}
     assert report.counts["error"] == 10
     assert run(make_job(tmp_path, input__path="rows.parquet"), models=FakeModels()).counts["error"] == 10
+
+
+def test_a_stop_id_without_a_token_is_refused_before_the_model_loads(tmp_path: Path) -> None:
+    write_rows(tmp_path, 3)
+    models = FakeModels()
+    with pytest.raises(UsageError, match=r"generation\.stop_token_ids: .* none with id 99999"):
+        run(make_job(tmp_path, generation__stop_token_ids=[99_999]), models=models)
+    assert models.loads == 0
