@@ -44,7 +44,7 @@ def outcomes(folder: Path, form: str) -> Iterator[tuple[str, Callable[[Job, Fake
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # a heartbeat dies too
 @pytest.mark.slow
-@pytest.mark.parametrize(("form", "stride"), [("arrow", 1), ("parquet", 2), ("jsonl", 2)])
+@pytest.mark.parametrize(("form", "stride"), [("arrow", 2), ("parquet", 3), ("jsonl", 3)])
 def test_killed_at_every_change_of_the_file_system(
     tmp_path: Path, form: str, stride: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
