@@ -195,6 +195,20 @@ inline void unpack(const uint8_t* packed, uint8_t* bytes) {
     }
 }
 
+// The codes of two quads of nibbles.
+inline void load_pair(const uint8_t* packed, Codes& low, Codes& high) {
+#if defined(__AVX512VNNI__)
+    const __m512i bytes = _mm512_loadu_si512(packed), mask = _mm512_set1_epi8(15);
+    low.bytes = _mm512_and_si512(bytes, mask);
+    high.bytes = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), mask);
+#else
+    uint8_t bytes[2 * QUAD_BYTES];
+    unpack(packed, bytes);
+    low = load_codes(bytes);
+    high = load_codes(bytes + QUAD_BYTES);
+#endif
+}
+
 // Finite float16 as float: shifted into place, the exponent mended by one product, which also serves subnormals.
 inline Vec widen_halves(const uint16_t* p) {
     Halves halves;
@@ -237,6 +251,28 @@ BATCHGEN_INLINE void add_segment(Sums (&sums)[T][P], const int8_t* x, int64_t x_
         add_quads<T, P>(sums, x, x_stride, codes, stride, SEGMENT_QUADS);
     else
         add_quads<T, P>(sums, x, x_stride, codes, stride, quads);
+}
+
+// The same from nibbles; an odd last quad is met by codes of zero.
+template <int T, int P>
+BATCHGEN_INLINE void add_pairs(Sums (&sums)[T][P], const int8_t* x, int64_t x_stride, const uint8_t* codes,
+                               int64_t stride, int64_t quads) {
+    for (int64_t pair = 0; 2 * pair < quads; ++pair) {
+        Codes low[P], high[P];
+#pragma GCC unroll 8
+        for (int p = 0; p < P; ++p) {
+            __builtin_prefetch(codes + (p + P) * stride + pair * QUAD_BYTES);  // of the next panels
+            load_pair(codes + p * stride + pair * QUAD_BYTES, low[p], high[p]);
+        }
+#pragma GCC unroll 8
+        for (int t = 0; t < T; ++t) {
+            const Four first = load_four(x + t * x_stride + pair * 8), second = load_four(x + t * x_stride + pair * 8 + 4);
+#pragma GCC unroll 8
+            for (int p = 0; p < P; ++p) dot(sums[t][p], low[p], first);
+#pragma GCC unroll 8
+            for (int p = 0; p < P; ++p) dot(sums[t][p], high[p], second);
+        }
+    }
 }
 
 template <bool GROUPED, int T, int P>
@@ -287,7 +323,7 @@ BATCHGEN_INLINE void finish(const Values (&totals)[T][P], const Weight& weight, 
     }
 }
 
-template <bool GROUPED, int T, int P, class Out>
+template <bool GROUPED, bool NIBBLES, int T, int P, class Out>
 void tile(const Weight& weight, const Panels& panels, const Activations& x, const Call& call, int64_t token) {
     const int64_t segments = weight.segments(), per_group = weight.segments_per_group();
     const int64_t segment_quads = (weight.segment + 3) / 4, quads = weight.quads();
@@ -311,8 +347,12 @@ void tile(const Weight& weight, const Panels& panels, const Activations& x, cons
                     for (int part = 0; part < PARTS; ++part)
                         sums[t][p].part[part] = Ints{} + offsets[t * segments + segment];
             const int64_t quad = segment * segment_quads;
-            add_segment<T, P>(sums, codes + quad * 4, x.code_stride, panels.codes + quad * QUAD_BYTES,
-                              panels.code_stride, std::min(segment_quads, quads - quad));
+            const int64_t count = std::min(segment_quads, quads - quad);
+            const uint8_t* from = panels.codes + (NIBBLES ? quad / 2 : quad) * QUAD_BYTES;
+            if constexpr (NIBBLES)
+                add_pairs<T, P>(sums, codes + quad * 4, x.code_stride, from, panels.code_stride, count);
+            else
+                add_segment<T, P>(sums, codes + quad * 4, x.code_stride, from, panels.code_stride, count);
             add_scaled<GROUPED, T, P>(totals, sums, scale, factor + segment, segments);
         }
         if constexpr (!GROUPED)
@@ -327,12 +367,12 @@ void tile(const Weight& weight, const Panels& panels, const Activations& x, cons
     finish<T, P, Out>(totals, weight, panels.first, call, token);
 }
 
-template <bool GROUPED, int P, class Out, int T = TILE_TOKENS>
+template <bool GROUPED, bool NIBBLES, int P, class Out, int T = TILE_TOKENS>
 void tiles(const Weight& weight, const Panels& panels, const Activations& x, const Call& call, int64_t token,
            int64_t end) {
-    for (; token + T <= end; token += T) tile<GROUPED, T, P, Out>(weight, panels, x, call, token);
+    for (; token + T <= end; token += T) tile<GROUPED, NIBBLES, T, P, Out>(weight, panels, x, call, token);
     if constexpr (T > 1)
-        if (token < end) tiles<GROUPED, P, Out, T - 1>(weight, panels, x, call, token, end);
+        if (token < end) tiles<GROUPED, NIBBLES, P, Out, T - 1>(weight, panels, x, call, token, end);
 }
 
 // --- a task: a block of tokens times some panels ---------------------------------------------------------------------
@@ -355,24 +395,37 @@ const uint8_t* as_bytes(const Weight& weight, int64_t panel, int64_t count, uint
     return space;
 }
 
+template <bool NIBBLES, int P, class Out>
+void all_tiles(const Weight& weight, const Panels& panels, const Activations& x, const Call& call, int64_t token,
+               int64_t end) {
+    if (weight.groups == 1)
+        tiles<false, NIBBLES, P, Out>(weight, panels, x, call, token, end);
+    else
+        tiles<true, NIBBLES, P, Out>(weight, panels, x, call, token, end);
+}
+
 template <int P, class Out>
 void work(const Weight& weight, const Activations& x, const Call& call, int64_t panel, int64_t token) {
-    const int64_t byte_count = weight.bits == 8 ? 0 : P * weight.pairs() * 2 * QUAD_BYTES;
+    const int64_t end = std::min(token + BLOCK_TOKENS, call.tokens), segment_quads = (weight.segment + 3) / 4;
+    // codes that serve one tile only are unpacked on the way, while the next ones arrive from memory
+    const bool nibbles = weight.bits == 4 && end - token <= TILE_TOKENS && segment_quads % 2 == 0;
+    const int64_t byte_count = weight.bits == 8 || nibbles ? 0 : P * weight.pairs() * 2 * QUAD_BYTES;
     const int64_t float_count = P * weight.groups * OUTPUTS;
     char* space = room<1>(byte_count + 2 * float_count * int64_t(sizeof(float)));
     float* floats = reinterpret_cast<float*>(space + byte_count);
     Panels panels;
-    panels.codes = as_bytes(weight, panel, P, reinterpret_cast<uint8_t*>(space));
     panels.scale = as_floats(weight, weight.scale, panel, P, floats);
     panels.minimum = as_floats(weight, weight.minimum, panel, P, floats + float_count);
-    panels.code_stride = (weight.bits == 8 ? weight.quads() : 2 * weight.pairs()) * QUAD_BYTES;
     panels.scale_stride = weight.groups * OUTPUTS;
     panels.first = panel * OUTPUTS;
-    const int64_t end = std::min(token + BLOCK_TOKENS, call.tokens);
-    if (weight.groups == 1)
-        tiles<false, P, Out>(weight, panels, x, call, token, end);
-    else
-        tiles<true, P, Out>(weight, panels, x, call, token, end);
+    if (nibbles) {
+        panels.codes = weight.codes + panel * weight.panel_bytes();
+        panels.code_stride = weight.panel_bytes();
+        return all_tiles<true, P, Out>(weight, panels, x, call, token, end);
+    }
+    panels.codes = as_bytes(weight, panel, P, reinterpret_cast<uint8_t*>(space));
+    panels.code_stride = (weight.bits == 8 ? weight.quads() : 2 * weight.pairs()) * QUAD_BYTES;
+    all_tiles<false, P, Out>(weight, panels, x, call, token, end);
 }
 
 template <class Out>
@@ -474,7 +527,7 @@ void quantise_all(const Weight& weight, const Call& call, const Activations& to)
 Activations make_activations(const Weight& weight, const Call& call) {
     const int64_t segments = weight.segments(), stride = weight.quads() * 4;
     const int64_t numbers = call.tokens * (2 * segments + weight.groups);
-    char* space = room<0>(numbers * 4 + call.tokens * stride);
+    char* space = room<0>(numbers * 4 + call.tokens * stride + 4);  // an odd quad is read with its neighbour
     Activations x;
     x.scale = reinterpret_cast<float*>(space);
     x.sums = x.scale + call.tokens * segments;
