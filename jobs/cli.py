@@ -130,6 +130,36 @@ def status(output: Path, as_json: bool) -> int:
     return 0
 
 
+@cli.command("eval")
+@click.argument("model", metavar="MODEL")
+@click.option(
+    "--text", required=True, type=click.Path(path_type=Path), help="A UTF-8 text like the one the model will write."
+)
+@click.option("--weights", default="native,int8,int4", show_default=True, help="Weight formats to measure.")
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="bfloat16", show_default=True)
+@click.option("--reference-dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True)
+@click.option(
+    "--tokens", type=click.IntRange(min=2), default=8192, show_default=True, help="Tokens of the text to use."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON array instead of a table.")
+@_debug
+def evaluate(model: str, text: Path, weights: str, as_json: bool, **options: Any) -> int:
+    """Measure what a number format costs in accuracy, beside native weights in the reference dtype.
+
+    Both see the same text: perplexity, Kullback-Leibler divergence, and how often the most likely token is the same.
+    """
+    from .command_eval import EvalOptions, describe_evaluation, dump_evaluation
+    from .command_eval import evaluate as measure
+
+    chosen = EvalOptions(weights=tuple(word.strip() for word in weights.split(",")), **options)
+    unknown = [word for word in chosen.weights if word not in ("native", "int8", "int4")]
+    if unknown:
+        raise UsageError(f"--weights: knows native, int8 and int4, got {unknown[0]!r}")
+    records = measure(model, text, chosen)
+    click.echo(dump_evaluation(records) if as_json else describe_evaluation(records, chosen))
+    return 0
+
+
 @cli.command()
 def schema() -> int:
     """Print the JSON Schema of the job file, for editors."""

@@ -1,0 +1,59 @@
+"""`batchgen eval` on a tiny model: figures, table, refusals."""
+
+import json
+from pathlib import Path
+
+import pytest
+import tiny
+
+from batchgen.jobs.cli import invoke
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.tiny_model("llama3", tmp_path_factory.mktemp("llama3"))
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("the quick brown fox jumps over the lazy dog. " * 20, encoding="utf-8")
+    return path
+
+
+def test_native_float32_is_its_own_reference(model: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["eval", str(model), "--text", str(text), "--dtype", "float32", "--tokens", "200", "--json"]
+    assert invoke(command) == 0
+    native, int8, int4 = json.loads(capsys.readouterr().out)
+    assert [native["weights"], int8["weights"], int4["weights"]] == ["native", "int8", "int4"]
+    assert native["tokens"] == 199
+    assert native["agreement"] == 1
+    assert native["divergence"] == pytest.approx(0, abs=1e-9)
+    assert 0 < int8["divergence"] < int4["divergence"]
+
+
+def test_table(model: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["eval", str(model), "--text", str(text), "--weights", "int8", "--tokens", "100"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("reference: native weights, float32: perplexity")
+    assert lines[2].startswith("int8     bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--weights", "int3"], "--weights: knows native, int8 and int4, got 'int3'"),
+        (["--text", "nowhere.txt"], "nowhere.txt: not a readable UTF-8 text"),
+    ],
+)
+def test_refusals(
+    model: Path, text: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(["eval", str(model), "--text", str(text), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_empty_text_is_an_error(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    assert invoke(["eval", str(model), "--text", str(tmp_path / "empty.txt")]) == 1
+    assert "longer" in capsys.readouterr().err
