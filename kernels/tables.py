@@ -22,11 +22,16 @@ from .native.library import available, open_library
 from .panels import native as native_panels
 from .panels import segment_of
 from .panels.native import Panels
+from .rms_norm import native as native_rms_norm
 from .rms_norm.reference import rms_norm
+from .rotary import native as native_rotary
 from .rotary.reference import rotary
 from .sampling import Filters, Penalties
+from .sampling import native as native_sampling
 from .sampling.reference import finite, logprobs, penalise, sample
+from .swiglu import native as native_swiglu
 from .swiglu.reference import swiglu
+from .write_kv import native as native_write_kv
 from .write_kv.reference import write_kv
 
 log = logging.getLogger(__name__)
@@ -92,8 +97,26 @@ class NativeKernels(ReferenceKernels):
         """Raises ValueError when this machine has no library for the instructions."""
         self._library = open_library(instructions)
 
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        return native_rms_norm.rms_norm(self._library, x, weight, epsilon)
+
+    def rotary(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return native_rotary.rotary(self._library, query, key, cos, sin)
+
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        return native_swiglu.swiglu(self._library, gate_up)
+
+    def write_kv(self, key: Tensor, value: Tensor, slots: Tensor, key_pages: Tensor, value_pages: Tensor) -> None:
+        native_write_kv.write_kv(self._library, key, value, slots, key_pages, value_pages)
+
+    def finite(self, logits: Tensor) -> Tensor:
+        return native_sampling.finite(self._library, logits)
+
+    def sample(self, logits: Tensor, filters: Filters) -> Tensor:
+        return native_sampling.sample(self._library, logits, filters)
+
     def plan_attention(self, items: AttentionItems, block_size: int) -> NativePlan:
-        return NativePlan(items, block_size)
+        return native_attention.plan_attention(items, block_size)
 
     def attention(
         self, query: Tensor, key_pages: Tensor, value_pages: Tensor, plan: NativePlan, masking: Masking

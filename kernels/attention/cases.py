@@ -110,9 +110,15 @@ def prepare(
 ) -> Callable[[], Tensor]:
     """One layer of a step whose plan is made, on pages that another layer's have driven out of the caches."""
     plan = kernels.plan_attention(items, keys.shape[2])
-    layers = [(keys.clone(), values.clone()) for _ in range(3)]
+    layers = [(_as_stored(keys), _as_stored(values)) for _ in range(3)]
     turn = count()
     return lambda: kernels.attention(query, *layers[next(turn) % 3], plan, masking)
+
+
+def _as_stored(pages: Tensor) -> Tensor:
+    """A copy in memory that NumPy asked for, as the engine's pages are: the system gives it in huge pages."""
+    memory = torch.from_numpy(np.zeros(pages.nbytes, dtype=np.uint8))
+    return memory.view(pages.dtype).view(pages.shape).copy_(pages)
 
 
 def expected(query: Tensor, keys: Tensor, values: Tensor, items: AttentionItems, masking: Masking) -> Results:
@@ -223,7 +229,7 @@ def work(step: Step, shape: Shape) -> tuple[int, int]:
 
 def case(name: str, step: Step, shape: Shape = Shape(), path: object = None) -> Case:
     elements, operations = work(step, shape)
-    return Case(name, lambda dtype: make(step, shape, dtype), elements, operations, path)
+    return Case(name, lambda dtype: make(step, shape, dtype), elements=elements, operations=operations, path=path)
 
 
 def _odd() -> Step:

@@ -51,11 +51,16 @@ void attention(const Plan& plan, const Call& call) {
     char* memory = static_cast<char*>(workspace(rows * (call.head_dim * sizeof(Q) + 2 * sizeof(float))));
     const Partials<Q> partials{reinterpret_cast<Q*>(memory + rows * 2 * sizeof(float)), reinterpret_cast<float*>(memory)};
     const int group = int(call.num_heads / call.num_kv_heads);
-    parallel(plan.num_tasks * call.num_kv_heads, [&](int64_t unit) {
+    const auto target = [&](int64_t unit) {
         const Task& task = plan.tasks[unit / call.num_kv_heads];
-        const Target<Q> target{plan, call, task, partials, int(unit % call.num_kv_heads), group};
-        if (task.num_queries * group <= NARROW_LANES) attend_narrow<Q, T>(target);
-        else attend_wide<Q, T>(target);
+        return Target<Q>{plan, call, task, partials, int(unit % call.num_kv_heads), group};
+    };
+    const auto narrow = [&](const Target<Q>& one) { return one.task.num_queries * group <= NARROW_LANES; };
+    const int64_t units = plan.num_tasks * call.num_kv_heads;
+    parallel_ahead(units, [&](int64_t unit, int64_t following) {
+        const Target<Q> now = target(unit), after = target(std::min(following, units - 1));
+        if (narrow(now)) attend_narrow<Q, T>(now, following < units && narrow(after) ? &after : nullptr);
+        else attend_wide<Q, T>(now);
     });
     parallel_parts(plan.num_merged, 16, [&](int64_t begin, int64_t end) {
         for (int64_t index = begin; index < end; ++index)

@@ -94,27 +94,29 @@ struct Target {
     static int64_t clamp(int64_t x, int64_t most) { return x < 0 ? 0 : (x < most ? x : most); }
 };
 
-// The rows of keys first .. first + count of a task; those up to `size` repeat the last.
+// The rows of keys first .. first + count of a task.
 template <class T>
 void locate(const Plan& plan, const Call& call, const Task& task, const void* pages, int kv_head, int64_t first,
-            int64_t count, int64_t size, const T** rows) {
+            int64_t count, const T** rows) {
     const T* head = static_cast<const T*>(pages) + kv_head * call.page_head_stride;
-    const int64_t* blocks = plan.blocks + task.first_block;
-    int64_t block = first / plan.block_size, slot = first % plan.block_size;
-    for (int64_t key = 0; key < count; ++key) {
-        rows[key] = head + (blocks[block] * plan.block_size + slot) * call.head_dim;
-        if (++slot == plan.block_size) slot = 0, ++block;
+    const int64_t* block = plan.blocks + task.first_block + first / plan.block_size;
+    int64_t slot = first % plan.block_size;
+    for (const T** end = rows + count; rows < end; slot = 0, ++block) {
+        const T* row = head + (*block * plan.block_size + slot) * call.head_dim;
+        const int64_t run = plan.block_size - slot < end - rows ? plan.block_size - slot : end - rows;
+        for (int64_t key = 0; key < run; ++key) *rows++ = row + key * call.head_dim;
     }
-    for (int64_t key = count; key < size; ++key) rows[key] = rows[count - 1];
 }
 
 inline void prefetch(const void* row, int64_t bytes) {
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(row) + at);
+#pragma GCC unroll 8
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(row) + at, 0, 2);
 }
 
 template <class Q, class T>
 void attend_wide(const Target<Q>& target);
+// `after`, if any, is what the thread does next: its first keys are fetched meanwhile.
 template <class Q, class T>
-void attend_narrow(const Target<Q>& target);
+void attend_narrow(const Target<Q>& target, const Target<Q>* after);
 
 }  // namespace batchgen

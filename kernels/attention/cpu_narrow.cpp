@@ -1,5 +1,6 @@
 // Attention of one or a few (query, head) lanes over a run of keys: every key is read once, in place, for all lanes.
-// A vector holds neighbouring numbers of one key. The next tile is fetched while this one is worked on.
+// A vector holds neighbouring numbers of one key. The next tile, at last the first one of the next task, is fetched row
+// by row while this one is worked on, so that memory never rests.
 #include <algorithm>
 
 #include "cpu.h"
@@ -20,6 +21,8 @@ struct alignas(64) Scratch {
 
 // Numbers multiplied one by one in float32.
 struct Single {
+    static constexpr int DEGREE = 6;
+
     template <class Q>
     static void keep_query(const Q* row, int width, float* out) {
         int at = 0;
@@ -29,9 +32,10 @@ struct Single {
 
     // Sums of N lanes' products with WIDTH keys; lane i of a vector is key i.
     template <int N, class T>
-    static void score(const Scratch& s, const T* const* rows, int width, Vec* out) {
+    static BATCHGEN_INLINE void score(const Scratch& s, const T* const* rows, const T* const* ahead, int width, Vec* out) {
         Vec sums[N][WIDTH];
         for (int key = 0; key < WIDTH; ++key) {
+            prefetch(ahead[key], width * sizeof(T));
             Vec sum[N] = {};
             int at = 0;
             for (; at + WIDTH <= width; at += WIDTH) {
@@ -51,12 +55,13 @@ struct Single {
     static void keep_chances(Scratch& s, int n, int at, Vec p) { store(&s.chances[n][at], p); }
 
     template <int N, int SLAB, class T>
-    static void gather_slab(Scratch& s, const T* const* rows, int keys, int first) {
+    static BATCHGEN_INLINE void gather_slab(Scratch& s, const T* const* rows, const T* const* ahead, int keys, int first) {
         Vec sums[N][SLAB];
         for (int n = 0; n < N; ++n)
             for (int v = 0; v < SLAB; ++v)
                 sums[n][v] = load(s.output[n] + first + v * WIDTH) * splat(s.correction[n]);
         for (int key = 0; key < keys; ++key) {
+            prefetch(ahead[key] + first, SLAB * WIDTH * sizeof(T));
 #pragma GCC unroll 4
             for (int v = 0; v < SLAB; ++v) {
                 const Vec value = load(rows[key] + first + v * WIDTH);
@@ -70,11 +75,11 @@ struct Single {
 
     // output = output * correction + chances times values.
     template <int N, class T>
-    static void gather(Scratch& s, const T* const* rows, int keys, int width) {
+    static BATCHGEN_INLINE void gather(Scratch& s, const T* const* rows, const T* const* ahead, int keys, int width) {
         constexpr int SLAB = WIDTH == 16 ? 4 : 2;
         int at = 0;
-        for (; at + SLAB * WIDTH <= width; at += SLAB * WIDTH) gather_slab<N, SLAB>(s, rows, keys, at);
-        for (; at + WIDTH <= width; at += WIDTH) gather_slab<N, 1>(s, rows, keys, at);
+        for (; at + SLAB * WIDTH <= width; at += SLAB * WIDTH) gather_slab<N, SLAB>(s, rows, ahead, keys, at);
+        for (; at + WIDTH <= width; at += WIDTH) gather_slab<N, 1>(s, rows, ahead, keys, at);
         if (at == width) return;
         for (int n = 0; n < N; ++n) {
             Vec sum = load(s.output[n] + at) * splat(s.correction[n]);
@@ -91,7 +96,7 @@ struct Single {
 // Neighbouring bfloat16 multiplied in pairs. Sums of values are kept with numbers 0-3, 8-11, 16-19, 24-27 of 32 in the
 // first vector and the others in the second, as the interleaving of two rows leaves them.
 struct Pairs {
-    static constexpr int STEP = 2 * WIDTH;
+    static constexpr int STEP = 2 * WIDTH, DEGREE = 4;
 
     static __m512i read(const bfloat16* p, int count) {
         if (count >= STEP) return _mm512_loadu_si512(p);
@@ -106,9 +111,11 @@ struct Pairs {
     static Vec dot(Vec sum, __m512i a, __m512i b) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
 
     template <int N>
-    static void score(const Scratch& s, const bfloat16* const* rows, int width, Vec* out) {
+    static BATCHGEN_INLINE void score(const Scratch& s, const bfloat16* const* rows, const bfloat16* const* ahead, int width,
+                             Vec* out) {
         Vec sums[N][WIDTH];
         for (int key = 0; key < WIDTH; ++key) {
+            prefetch(ahead[key], width * sizeof(bfloat16));
             Vec sum[N] = {};
             for (int at = 0; at < width; at += STEP) {
                 const __m512i k = read(rows[key] + at, width - at);
@@ -125,13 +132,16 @@ struct Pairs {
     }
 
     template <int N, int SLAB>
-    static void gather_slab(Scratch& s, const bfloat16* const* rows, int keys, int first, int width) {
+    static BATCHGEN_INLINE void gather_slab(Scratch& s, const bfloat16* const* rows, const bfloat16* const* ahead, int keys,
+                                   int first, int width) {
         Vec sums[N][2 * SLAB];
         for (int n = 0; n < N; ++n)
             for (int v = 0; v < 2 * SLAB; ++v)
                 sums[n][v] = load(s.output[n] + first + v * WIDTH) * splat(s.correction[n]);
         for (int key = 0; key < keys; key += 2) {
             const bfloat16 *a = rows[key] + first, *b = rows[key + 1] + first;
+            prefetch(ahead[key] + first, SLAB * STEP * sizeof(bfloat16));
+            prefetch(ahead[key + 1] + first, SLAB * STEP * sizeof(bfloat16));
             Vec chance[N];
 #pragma GCC unroll 4
             for (int n = 0; n < N; ++n) chance[n] = splat(s.chances[n][key / 2]);
@@ -152,10 +162,11 @@ struct Pairs {
     }
 
     template <int N>
-    static void gather(Scratch& s, const bfloat16* const* rows, int keys, int width) {
+    static BATCHGEN_INLINE void gather(Scratch& s, const bfloat16* const* rows, const bfloat16* const* ahead, int keys,
+                              int width) {
         int at = 0;
-        for (; at + 2 * STEP <= width; at += 2 * STEP) gather_slab<N, 2>(s, rows, keys, at, at + 2 * STEP);
-        for (; at < width; at += STEP) gather_slab<N, 1>(s, rows, keys, at, width);
+        for (; at + 2 * STEP <= width; at += 2 * STEP) gather_slab<N, 2>(s, rows, ahead, keys, at, at + 2 * STEP);
+        for (; at < width; at += STEP) gather_slab<N, 1>(s, rows, ahead, keys, at, width);
     }
 
     static Vec result(const Scratch& s, int n, int at) {
@@ -187,68 +198,87 @@ void soften(Scratch& s, int n, int first, int keys, const Scoring& scoring) {
         store(s.scores[n] + at, score);
         top = larger(score, top);
     }
-    float largest = top[0];
-    for (int lane = 1; lane < WIDTH; ++lane) largest = std::max(largest, top[lane]);
-    s.correction[n] = exp2<6>(splat((s.largest[n] - largest) * scoring.exponent))[0];
-    s.largest[n] = largest;
+    const float highest = largest(top);
+    s.correction[n] = exp2<6>(splat((s.largest[n] - highest) * scoring.exponent))[0];
+    s.largest[n] = highest;
     Vec total{};
     for (int at = 0; at < keys; at += WIDTH) {
-        const Vec p = exp2<6>(fma(load(s.scores[n] + at), splat(scoring.exponent), splat(-largest * scoring.exponent)));
+        const Vec p = exp2<Kind::DEGREE>(fma(load(s.scores[n] + at), splat(scoring.exponent), splat(-highest * scoring.exponent)));
         Kind::keep_chances(s, n, at, p);
         total += p;
     }
     s.total[n] = s.total[n] * s.correction[n] + sum(total);
 }
 
+// The rows of up to NARROW_KEYS keys; those behind `count` repeat the last. Values lie where keys do in other pages.
 template <class T>
 struct Tile {
     const T* keys[NARROW_KEYS];
     const T* values[NARROW_KEYS];
-    int count = 0, padded = 0;
+    int count = 0;
 
     template <class Q>
     void find(const Target<Q>& target, int first, int end) {
+        const Call& call = target.call;
         count = std::max(0, std::min(NARROW_KEYS, end - first));
-        padded = (count + WIDTH - 1) / WIDTH * WIDTH;
         if (!count) return;
-        locate(target.plan, target.call, target.task, target.call.keys, target.kv_head, first, count, padded, keys);
-        locate(target.plan, target.call, target.task, target.call.values, target.kv_head, first, count, padded, values);
+        locate(target.plan, call, target.task, call.keys, target.kv_head, first, count, keys);
+        for (int key = count; key < NARROW_KEYS; ++key) keys[key] = keys[count - 1];
+        const T *from = static_cast<const T*>(call.keys), *to = static_cast<const T*>(call.values);
+        for (int key = 0; key < NARROW_KEYS; ++key) values[key] = to + (keys[key] - from);
     }
 };
 
-template <class Kind, int N, class T>
-void attend_tile(Scratch& s, const Tile<T>& tile, const Tile<T>& next, int first, int width, const Scoring& scoring) {
-    for (int at = 0; at < tile.padded; at += WIDTH) {
-        Vec scores[N];
-        Kind::template score<N>(s, tile.keys + at, width, scores);
-        for (int n = 0; n < N; ++n) store(s.scores[n] + at, scores[n]);
-        for (int key = at; key < std::min(at + WIDTH, next.count); ++key) {
-            prefetch(next.keys[key], width * sizeof(T));
-            prefetch(next.values[key], width * sizeof(T));
+// The keys that any lane of a task sees.
+struct Extent {
+    int32_t begin = INT32_MAX, end = 0;
+
+    template <class Q>
+    explicit Extent(const Target<Q>& target) {
+        for (int lane = 0; lane < target.task.num_queries * target.group; ++lane) {
+            int32_t low, high;
+            target.visible(lane, low, high);
+            begin = std::min(begin, low), end = std::max(end, high);
         }
     }
-    for (int n = 0; n < N; ++n) soften<Kind>(s, n, first, tile.padded, scoring);
-    Kind::template gather<N>(s, tile.values, tile.padded, width);
+};
+
+// FIXED is the width where it is known when compiling, else 0.
+template <class Kind, int N, int FIXED, class T>
+void attend_tile(Scratch& s, const Tile<T>& tile, const Tile<T>& next, int first, int given, const Scoring& scoring) {
+    const int width = FIXED ? FIXED : given, keys = (tile.count + WIDTH - 1) / WIDTH * WIDTH;
+    for (int at = 0; at < keys; at += WIDTH) {
+        Vec scores[N];
+        Kind::template score<N>(s, tile.keys + at, next.keys + at, width, scores);
+        for (int n = 0; n < N; ++n) store(s.scores[n] + at, scores[n]);
+    }
+    for (int n = 0; n < N; ++n) soften<Kind>(s, n, first, keys, scoring);
+    Kind::template gather<N>(s, tile.values, next.values, keys, width);
 }
 
-template <class Kind, int N, class Q, class T>
-void attend(const Target<Q>& target) {
+template <class Kind, int N, int FIXED, class Q, class T>
+void attend(const Target<Q>& target, const Target<Q>* after) {
     const Scoring scoring(target.call);
     const int width = int(target.call.head_dim);
     Scratch s;
-    int begin = INT32_MAX, end = 0;
     for (int n = 0; n < N; ++n) {
         target.visible(n, s.low[n], s.high[n]);
-        begin = std::min(begin, s.low[n]), end = std::max(end, s.high[n]);
         Kind::keep_query(target.query_row(n), width, s.query[n]);
-        std::memset(s.output[n], 0, sizeof s.output[n]);
+        std::memset(s.output[n], 0, (width + 2 * WIDTH) * sizeof(float));  // vectors at the edge reach beyond the width
         s.largest[n] = NO_SCORE, s.total[n] = 0;
     }
+    const Extent extent(target);
     Tile<T> tiles[2];
-    tiles[0].find(target, begin, end);
-    for (int first = begin, turn = 0; first < end; first += NARROW_KEYS, turn ^= 1) {
-        tiles[turn ^ 1].find(target, first + NARROW_KEYS, end);
-        attend_tile<Kind, N>(s, tiles[turn], tiles[turn ^ 1], first, width, scoring);
+    tiles[0].find(target, extent.begin, extent.end);
+    for (int first = extent.begin, turn = 0; first < extent.end; first += NARROW_KEYS, turn ^= 1) {
+        Tile<T>& next = tiles[turn ^ 1];
+        next.find(target, first + NARROW_KEYS, extent.end);
+        if (!next.count && after) {
+            const Extent following(*after);
+            next.find(*after, following.begin, following.end);
+        }
+        if (!next.count) next = tiles[turn];
+        attend_tile<Kind, N, FIXED>(s, tiles[turn], next, first, width, scoring);
     }
     for (int n = 0; n < N; ++n) {
         Q* out = target.output_row(n, s.largest[n] * scoring.exponent, s.total[n]);
@@ -261,30 +291,39 @@ void attend(const Target<Q>& target) {
     }
 }
 
+template <class Kind, int N, class Q, class T>
+void attend_width(const Target<Q>& target, const Target<Q>* after) {
+    switch (target.call.head_dim) {
+        case 64: return attend<Kind, N, 64, Q, T>(target, after);
+        case 128: return attend<Kind, N, 128, Q, T>(target, after);
+        default: return attend<Kind, N, 0, Q, T>(target, after);
+    }
+}
+
 template <class Kind, class Q, class T>
-void attend_lanes(const Target<Q>& target) {
+void attend_lanes(const Target<Q>& target, const Target<Q>* after) {
     static_assert(NARROW_LANES == 4);
     switch (target.task.num_queries * target.group) {
-        case 1: return attend<Kind, 1, Q, T>(target);
-        case 2: return attend<Kind, 2, Q, T>(target);
-        case 3: return attend<Kind, 3, Q, T>(target);
-        default: return attend<Kind, 4, Q, T>(target);
+        case 1: return attend_width<Kind, 1, Q, T>(target, after);
+        case 2: return attend_width<Kind, 2, Q, T>(target, after);
+        case 3: return attend_width<Kind, 3, Q, T>(target, after);
+        default: return attend_width<Kind, 4, Q, T>(target, after);
     }
 }
 
 }  // namespace
 
 template <class Q, class T>
-void attend_narrow(const Target<Q>& target) {
+void attend_narrow(const Target<Q>& target, const Target<Q>* after) {
 #if defined(__AVX512BF16__)
-    if constexpr (sizeof(Q) == 2 && sizeof(T) == 2) return attend_lanes<Pairs, Q, T>(target);
+    if constexpr (sizeof(Q) == 2 && sizeof(T) == 2) return attend_lanes<Pairs, Q, T>(target, after);
 #endif
-    return attend_lanes<Single, Q, T>(target);
+    return attend_lanes<Single, Q, T>(target, after);
 }
 
-template void attend_narrow<float, float>(const Target<float>&);
-template void attend_narrow<float, bfloat16>(const Target<float>&);
-template void attend_narrow<bfloat16, float>(const Target<bfloat16>&);
-template void attend_narrow<bfloat16, bfloat16>(const Target<bfloat16>&);
+template void attend_narrow<float, float>(const Target<float>&, const Target<float>*);
+template void attend_narrow<float, bfloat16>(const Target<float>&, const Target<float>*);
+template void attend_narrow<bfloat16, float>(const Target<bfloat16>&, const Target<bfloat16>*);
+template void attend_narrow<bfloat16, bfloat16>(const Target<bfloat16>&, const Target<bfloat16>*);
 
 }  // namespace batchgen

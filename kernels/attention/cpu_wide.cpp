@@ -322,9 +322,9 @@ void attend(const Target<Q>& target) {
     for (int32_t first = begin; first < end; first += WIDE_KEYS) {
         const int count = std::min(WIDE_KEYS, end - first);
         const T* rows[WIDE_KEYS];
-        locate(target.plan, call, target.task, call.keys, target.kv_head, first, count, count, rows);
+        locate(target.plan, call, target.task, call.keys, target.kv_head, first, count, rows);
         pack_keys<Kind>(rows, count, width, s.keys);
-        locate(target.plan, call, target.task, call.values, target.kv_head, first, count, count, rows);
+        locate(target.plan, call, target.task, call.values, target.kv_head, first, count, rows);
         pack_values<Kind>(rows, count, width, s.values);
         for (int chunk = 0; chunk < chunks; ++chunk) {
             Sight& sight = sights[chunk];

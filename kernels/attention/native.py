@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import AttentionItems, Ints, Masking
+from ..native.library import NUMBERS
+from . import AttentionItems, Ints, Masking, reference
 from .tasks import Tasks, expand, make_tasks
 
 MAX_HEAD_DIM = 512
@@ -46,6 +47,7 @@ class NativePlan:
 
     items: AttentionItems
     block_size: int
+    reference: reference.AttentionPlan  # for dtypes the library lacks
     layouts: dict[tuple[int, int], Layout] = field(default_factory=dict)
 
     def layout(self, group: int, num_kv_heads: int, threads: int) -> Layout:
@@ -56,10 +58,17 @@ class NativePlan:
         return self.layouts[key]
 
 
+def plan_attention(items: AttentionItems, block_size: int) -> NativePlan:
+    """See the contract."""
+    return NativePlan(items, block_size, reference.plan_attention(items, block_size))
+
+
 def attention(
     library: Any, query: Tensor, key_pages: Tensor, value_pages: Tensor, plan: NativePlan, masking: Masking
 ) -> Tensor:
     """[T, Q, D] attended over the pages [K, N, B, D]; see the contract. Raises ValueError for heads above 512 wide."""
+    if not {query.dtype, key_pages.dtype} <= NUMBERS:
+        return reference.attention(query, key_pages, value_pages, plan.reference, masking)
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads = key_pages.shape[0]
     if head_dim > MAX_HEAD_DIM:

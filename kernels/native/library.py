@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+NUMBERS = frozenset({torch.float32, torch.bfloat16})  # dtypes that the libraries compute with
 SETS = ("avx512", "avx2", "portable")  # best first; the order is batchgen_instruction_set's, reversed
 FOLDER = Path(__file__).parent
 ENTRIES = ("GOMP_parallel", "omp_get_max_threads")
@@ -31,6 +32,11 @@ def open_library(name: str) -> ctypes.CDLL:
     library = ctypes.CDLL(str(FOLDER / f"{name}.so"))
     use_threads_of_torch(library)
     return library
+
+
+def arguments(*values: int | float) -> list[ctypes.c_int64 | ctypes.c_double]:
+    """Arguments of a function of the library: addresses, counts and truths as int64_t, the others as double."""
+    return [ctypes.c_double(value) if isinstance(value, float) else ctypes.c_int64(value) for value in values]
 
 
 def use_threads_of_torch(library: ctypes.CDLL) -> None:

@@ -10,12 +10,13 @@ namespace batchgen {
 int num_threads();
 void run_on_threads(void (*body)(void*), void* data, int threads);
 
-// body(index) for every index below count. Whoever is free takes the next, so the dearest should come first.
+// body(index, following) for every index below count; `following` is what the same thread does next, count or more if
+// nothing. Whoever is free takes the next, so the dearest should come first.
 template <class Body>
-void parallel(int64_t count, const Body& body) {
+void parallel_ahead(int64_t count, const Body& body) {
     const int threads = int(count < num_threads() ? count : num_threads());
     if (threads <= 1) {
-        for (int64_t index = 0; index < count; ++index) body(index);
+        for (int64_t index = 0; index < count; ++index) body(index, index + 1);
         return;
     }
     struct Job {
@@ -26,10 +27,20 @@ void parallel(int64_t count, const Body& body) {
     run_on_threads(
         [](void* data) {
             Job& job = *static_cast<Job*>(data);
-            for (int64_t index; (index = job.next.fetch_add(1, std::memory_order_relaxed)) < job.count;)
-                (*job.body)(index);
+            int64_t index = job.next.fetch_add(1, std::memory_order_relaxed);
+            while (index < job.count) {
+                const int64_t following = job.next.fetch_add(1, std::memory_order_relaxed);
+                (*job.body)(index, following);
+                index = following;
+            }
         },
         &job, threads);
+}
+
+// body(index) for every index below count.
+template <class Body>
+void parallel(int64_t count, const Body& body) {
+    parallel_ahead(count, [&](int64_t index, int64_t) { body(index); });
 }
 
 // body(begin, end) over equal parts of 0 .. count, none of them much smaller than `least`.

@@ -11,6 +11,9 @@
 #include <immintrin.h>
 #endif
 
+// For functions whose arguments are constants at every call.
+#define BATCHGEN_INLINE inline __attribute__((always_inline))
+
 namespace batchgen {
 
 #if defined(__AVX512F__)
@@ -48,12 +51,17 @@ inline Vec load(const bfloat16* p) {
     return widen(h);
 }
 
-// Rounds to the nearest bfloat16, ties to even, as torch does; NaN stays NaN.
+// Rounds to the nearest bfloat16, ties to even, as torch does; NaN stays NaN. (The instruction takes numbers below
+// 2^-126 for zero.)
 inline Halves narrow(Vec v) {
+#if defined(__AVX512BF16__)
+    return (Halves)_mm512_cvtneps_pbh(v);
+#else
     const Words bits = (Words)v;
     const Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     const Words quiet = Words{} + 0x7fc0;
     return __builtin_convertvector(v == v ? rounded : quiet, Halves);
+#endif
 }
 
 inline void store(bfloat16* p, Vec v) {
@@ -123,14 +131,6 @@ inline Vec square_root(Vec x) {
     for (int lane = 0; lane < WIDTH; ++lane) x[lane] = std::sqrt(x[lane]);
     return x;
 #endif
-}
-
-inline float sum(Vec v) {
-    float total = 0;
-    for (int half = WIDTH / 2; half; half /= 2)
-        for (int lane = 0; lane < half; ++lane) v[lane] += v[lane + half];
-    total = v[0];
-    return total;
 }
 
 // exp2 with a polynomial of the given degree (4: 4e-6, 6: 1e-8 relative). NaN stays NaN, below 2^-126 becomes zero.
@@ -221,6 +221,18 @@ inline Vec shuffle_low(Vec a, Vec b) {
 template <int H>
 inline Vec shuffle_high(Vec a, Vec b) {
     return shuffle_high<H>(a, b, std::make_index_sequence<WIDTH>());
+}
+
+template <int H = WIDTH / 2>
+inline float sum(Vec v) {
+    if constexpr (H > 0) return sum<H / 2>(v + shuffle_high<H>(v, v));
+    return v[0];
+}
+
+template <int H = WIDTH / 2>
+inline float largest(Vec v) {
+    if constexpr (H > 0) return largest<H / 2>(larger(v, shuffle_high<H>(v, v)));
+    return v[0];
 }
 
 // rows[i][j] becomes rows[j][i].

@@ -50,12 +50,22 @@ def _logprobs(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Tensor,
 def sample(logits: Tensor, filters: Filters) -> Tensor:
     """Token ids [R] int64, one per row; see the contract."""
     out = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-    greedy = filters.temperature == 0
-    filtered = ~greedy & ((filters.top_k > 0) | (filters.top_p < 1) | (filters.min_p > 0))
+    greedy, filtered = filters.temperature == 0, filtered_rows(filters)
     _by_rows(_draw_best, greedy, SCRATCH_ELEMENTS, logits, filters, out)
-    _by_rows(_draw_filtered, filtered, SCRATCH_ELEMENTS, logits, filters, out)
+    draw_filtered_rows(filtered, logits, filters, out)
     _by_rows(_draw_any, ~(greedy | filtered), NOISE_ELEMENTS, logits, filters, out)
     return out
+
+
+def filtered_rows(filters: Filters) -> Tensor:
+    """[R] bool: the rows that draw from a part of their distribution."""
+    cut = (filters.top_k > 0) | (filters.top_p < 1) | (filters.min_p > 0)
+    return (filters.temperature > 0) & cut
+
+
+def draw_filtered_rows(filtered: Tensor, logits: Tensor, filters: Filters, out: Tensor) -> None:
+    """Writes the tokens of the rows [R] named by `filtered` to out [R]."""
+    _by_rows(_draw_filtered, filtered, SCRATCH_ELEMENTS, logits, filters, out)
 
 
 def _by_rows(

@@ -1,8 +1,8 @@
-"""Times every case of every op against the limits of the machine, measured in the same run.
+"""Times every case of every op on several backends against the limits of the machine, measured in the same run.
 
-Run by hand: `python tests/benchmarks/kernels.py [--device cpu] [--op attention] [--threads 2]`. A kernel whose result
-is wrong is not timed. Reads and writes count as the case states them, so GB/s of cases that fit the cache may exceed
-the limit.
+Run by hand: `python tests/benchmarks/kernels.py [--backend native-avx2] [--op attention] [--steps] [--threads 2]`. A
+kernel whose result is wrong is not timed. Reads and writes count as the case states them, so GB/s of cases that fit the
+cache may exceed the limit.
 """
 
 import time
@@ -11,10 +11,11 @@ from collections.abc import Callable
 import click
 import torch
 
-from batchgen.kernels import Kernels, load
+from batchgen.kernels import Kernels
 from batchgen.kernels.case import Case, Op, error
 from batchgen.kernels.cases import LARGE, OPS
-from batchgen.kernels.tables import TABLES
+from batchgen.kernels.native.library import available
+from batchgen.kernels.tables import NativeKernels, ReferenceKernels
 
 MIN_SECONDS = 0.3
 MIN_CALLS = 3
@@ -32,14 +33,20 @@ def seconds(call: Callable[[], object]) -> float:
     return best
 
 
+def backends() -> dict[str, Kernels]:
+    """The reference, and the native kernels for every instruction set of this processor, best first."""
+    return {"reference": ReferenceKernels(), **{f"native-{name}": NativeKernels(name) for name in available()}}
+
+
 def limits(dtype: torch.dtype) -> tuple[float, float]:
-    """GFLOP/s of a large matrix product and GB/s of a large copy."""
+    """GFLOP/s of a large matrix product; GB/s of a large copy or of reading alone, whichever is faster."""
     size = 1536
     left, right, out = (torch.randn(size, size).to(dtype) for _ in range(3))
-    source = torch.zeros(2**27 // dtype.itemsize, dtype=dtype)
+    source = torch.zeros(2**24, dtype=torch.int64)
     target = torch.zeros_like(source)
     rate = 2 * size**3 / seconds(lambda: torch.mm(left, right, out=out)) / 1e9
-    return rate, 2 * 2**27 / seconds(lambda: target.copy_(source)) / 1e9
+    copied = 2 * source.nbytes / seconds(lambda: target.copy_(source)) / 1e9
+    return rate, max(copied, source.nbytes / seconds(lambda: source.sum()) / 1e9)
 
 
 def verified(op: Op, case: Case, dtype: torch.dtype, kernels: Kernels) -> Callable[[], object]:
@@ -51,29 +58,34 @@ def verified(op: Op, case: Case, dtype: torch.dtype, kernels: Kernels) -> Callab
     return op.prepare(kernels, *arguments) if op.prepare else lambda: op.run(kernels, *arguments)
 
 
+def report(op: Op, case: Case, dtype: torch.dtype, kernels: Kernels, limit: tuple[float, float]) -> str:
+    took = seconds(verified(op, case, dtype, kernels))
+    moved = case.elements * dtype.itemsize + case.bytes
+    rate, bandwidth = case.operations / took / 1e9, moved / took / 1e9
+    return (
+        f"{took * 1e3:9.3f} ms {rate:6.0f} GFLOP/s ({rate / limit[0]:4.0%}) "
+        f"{bandwidth:6.1f} GB/s ({bandwidth / limit[1]:4.0%})"
+    )
+
+
 @click.command()
-@click.option("--device", default="cpu", type=click.Choice(list(TABLES)))
+@click.option("--backend", "chosen", multiple=True, type=click.Choice(list(backends())), help="Repeatable.")
 @click.option("--op", "names", multiple=True, help="Only this op; repeatable.")
+@click.option("--steps", is_flag=True, help="Only the sizes of real steps.")
 @click.option("--threads", type=int, help="Threads of torch.")
 @torch.inference_mode()
-def main(device: str, names: tuple[str, ...], threads: int | None) -> None:
+def main(chosen: tuple[str, ...], names: tuple[str, ...], steps: bool, threads: int | None) -> None:
     if threads:
         torch.set_num_threads(threads)
-    kernels = load(device)
+    tables = {name: kernels for name, kernels in backends().items() if name in (chosen or list(backends())[:2])}
     limit = {dtype: limits(dtype) for dtype in (torch.float32, torch.bfloat16)}
     for dtype, (rate, bandwidth) in limit.items():
         click.echo(f"limit {str(dtype)[6:]:9} {rate:7.0f} GFLOP/s {bandwidth:6.1f} GB/s")
-    for op in (*OPS, *LARGE):
-        for case in op.cases if not names or op.name in names else ():
-            for dtype in op.tolerance:
-                took = seconds(verified(op, case, dtype, kernels))
-                moved = case.elements * dtype.itemsize + case.bytes
-                rate, bandwidth = case.operations / took / 1e9, moved / took / 1e9
-                click.echo(
-                    f"{op.name:9} {case.name:40} {str(dtype)[6:]:9} {took * 1e3:9.3f} ms "
-                    f"{rate:6.0f} GFLOP/s ({rate / limit[dtype][0]:4.0%}) "
-                    f"{bandwidth:6.1f} GB/s ({bandwidth / limit[dtype][1]:4.0%})"
-                )
+    ops = [op for op in (LARGE if steps else (*OPS, *LARGE)) if not names or op.name in names]
+    for op, case, dtype in ((o, case, dtype) for o in ops for case in o.cases for dtype in o.tolerance):
+        for name, kernels in tables.items():
+            line = report(op, case, dtype, kernels, limit[dtype])
+            click.echo(f"{op.name:11} {case.name:37} {str(dtype)[6:]:9} {name:15} {line}")
 
 
 if __name__ == "__main__":

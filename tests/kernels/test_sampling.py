@@ -6,26 +6,26 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from backends import each_backend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from batchgen.kernels import load
+from batchgen.kernels import Kernels
 from batchgen.kernels.sampling import Filters, cases, reference
 from batchgen.kernels.sampling.noise import noise_key
 
-CPU = load("cpu")
 DRAWS = 40_000
 SIGMAS = 4.5
 FIELDS = ("seed", "row", "sample", "token")
 
 
-def draws(logits: Tensor, varied: str, count: int = DRAWS, **values: list[float]) -> Tensor:
+def draws(kernels: Kernels, logits: Tensor, varied: str, count: int = DRAWS, **values: list[float]) -> Tensor:
     """Tokens drawn from the same logits [V], one argument of the noise running."""
     chosen = cases.filters(count, **values)
     noise_keys = noise_key(*(np.arange(count) if name == varied else 3 for name in FIELDS))
     chosen.noise_keys.copy_(torch.from_numpy(noise_keys))
-    return CPU.sample(logits.expand(count, -1), chosen)
+    return kernels.sample(logits.expand(count, -1).contiguous(), chosen)
 
 
 def deviation(tokens: Tensor, chances: Tensor) -> float:
@@ -42,8 +42,9 @@ LOGITS = torch.linspace(-2, 2, 60)[torch.randperm(60, generator=torch.Generator(
 
 
 @pytest.mark.parametrize("varied", FIELDS)
-def test_draws_follow_the_softmax(varied: str) -> None:
-    assert abs(deviation(draws(LOGITS, varied), LOGITS.softmax(-1))) < SIGMAS
+@each_backend
+def test_draws_follow_the_softmax(kernels: Kernels, varied: str) -> None:
+    assert abs(deviation(draws(kernels, LOGITS, varied), LOGITS.softmax(-1))) < SIGMAS
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,8 @@ def test_draws_follow_the_softmax(varied: str) -> None:
     ],
     ids=str,
 )
-def test_filtered_draws_follow_the_renormalised_softmax(values: dict[str, list[float]]) -> None:
+@each_backend
+def test_filtered_draws_follow_the_renormalised_softmax(kernels: Kernels, values: dict[str, list[float]]) -> None:
     (temperature,), (top_k,), (top_p,), (min_p,) = (
         values.get(name, [neutral])
         for name, neutral in (("temperature", 1.0), ("top_k", 0), ("top_p", 1.0), ("min_p", 0.0))
@@ -66,38 +68,42 @@ def test_filtered_draws_follow_the_renormalised_softmax(values: dict[str, list[f
     kept = cases.survivors(LOGITS, temperature, int(top_k), top_p, min_p)
     chances = torch.zeros(60)
     chances[kept] = (LOGITS[kept] / temperature).softmax(-1)
-    assert abs(deviation(draws(LOGITS, "row", **values), chances)) < SIGMAS
+    assert abs(deviation(draws(kernels, LOGITS, "row", **values), chances)) < SIGMAS
 
 
 @pytest.mark.parametrize("varied", FIELDS)
-def test_neighbouring_draws_are_independent(varied: str) -> None:
+@each_backend
+def test_neighbouring_draws_are_independent(kernels: Kernels, varied: str) -> None:
     """Pairs of draws k apart fill the table of pairs evenly."""
-    tokens = draws(torch.zeros(8), varied)
+    tokens = draws(kernels, torch.zeros(8), varied)
     for apart in (1, 2, 64):
         pairs = tokens[apart:] * 8 + tokens[:-apart]
         assert abs(deviation(pairs, torch.full((64,), 1 / 64))) < SIGMAS
 
 
-def test_equal_logits_go_to_the_lowest_id() -> None:
+@each_backend
+def test_equal_logits_go_to_the_lowest_id(kernels: Kernels) -> None:
     for vocabulary in (7, 100, 1000, 49152):
         for rows in (1, 2, 17):
             logits = torch.zeros(rows, vocabulary)
             logits[:, vocabulary // 3 :: vocabulary // 5] = 1.5
             expected = torch.full((rows,), vocabulary // 3)
-            assert torch.equal(CPU.sample(logits, cases.filters(rows, temperature=[0.0])), expected)
-            assert torch.equal(CPU.sample(logits, cases.filters(rows, top_k=[1])), expected)
+            assert torch.equal(kernels.sample(logits, cases.filters(rows, temperature=[0.0])), expected)
+            assert torch.equal(kernels.sample(logits, cases.filters(rows, top_k=[1])), expected)
 
 
 @pytest.mark.parametrize("values", [{"top_p": [1e-4]}, {"top_p": [0.0]}, {"min_p": [1.0], "top_k": [1]}], ids=str)
-def test_the_best_survives_the_sharpest_filter(values: dict[str, list[float]]) -> None:
+@each_backend
+def test_the_best_survives_the_sharpest_filter(kernels: Kernels, values: dict[str, list[float]]) -> None:
     logits = torch.randn(50, 49152, generator=torch.Generator().manual_seed(2)).bfloat16().float()
-    assert torch.equal(CPU.sample(logits, cases.filters(50, **values)), logits.argmax(-1))
+    assert torch.equal(kernels.sample(logits, cases.filters(50, **values)), logits.argmax(-1))
 
 
-def test_survivors_beyond_the_first_ranks_are_found() -> None:
+@each_backend
+def test_survivors_beyond_the_first_ranks_are_found(kernels: Kernels) -> None:
     """A flat row keeps thousands of ids; one of the last of them is drawn when its noise is the largest."""
     logits = torch.linspace(0.5, 0, 5000).expand(300, -1)
-    tokens = CPU.sample(logits, cases.filters(300, top_p=[0.9]))
+    tokens = kernels.sample(logits, cases.filters(300, top_p=[0.9]))
     assert tokens.max() > 4000
     assert tokens.max() < 4500
 
@@ -118,55 +124,60 @@ def pool(rows: int = 24, vocabulary: int = 3000) -> tuple[Tensor, Filters]:
 
 
 POOL, FILTERS = pool()
-OPS: dict[str, Callable[[Tensor, Filters], tuple[Tensor, ...]]] = {
-    "sample": lambda logits, filters: (CPU.sample(logits, filters),),
-    "finite": lambda logits, filters: (CPU.finite(logits),),
-    "logprobs": lambda logits, filters: CPU.logprobs(logits, torch.full((len(logits),), 5), 4),
+OPS: dict[str, Callable[[Kernels, Tensor, Filters], tuple[Tensor, ...]]] = {
+    "sample": lambda kernels, logits, filters: (kernels.sample(logits, filters),),
+    "finite": lambda kernels, logits, filters: (kernels.finite(logits),),
+    "logprobs": lambda kernels, logits, filters: kernels.logprobs(logits, torch.full((len(logits),), 5), 4),
 }
 
 
+@each_backend
 @pytest.mark.parametrize("op", OPS)
 @settings(max_examples=30, deadline=None)
 @given(chosen=st.lists(st.integers(0, len(POOL) - 1), min_size=1, max_size=40), small=st.booleans())
-def test_a_row_does_not_depend_on_its_company(op: str, chosen: list[int], small: bool) -> None:
+def test_a_row_does_not_depend_on_its_company(kernels: Kernels, op: str, chosen: list[int], small: bool) -> None:
     """Bit for bit: any choice of rows in any order, in any size of pieces, gives what the whole pool gives."""
-    everyone = OPS[op](POOL, FILTERS)
+    everyone = OPS[op](kernels, POOL, FILTERS)
     rows = torch.tensor(chosen)
     with pytest.MonkeyPatch.context() as patch:
         if small:
             patch.setattr(reference, "SCRATCH_ELEMENTS", 2 * POOL.shape[1])
             patch.setattr(reference, "NOISE_ELEMENTS", POOL.shape[1])
-        results = OPS[op](POOL[rows], reference.take_rows(FILTERS, rows))
+        results = OPS[op](kernels, POOL[rows], reference.take_rows(FILTERS, rows))
     for result, whole in zip(results, everyone, strict=True):
         assert torch.equal(result.nan_to_num(nan=7.0), whole[rows].nan_to_num(nan=7.0))
 
 
-def test_broken_rows_give_some_id() -> None:
-    tokens = CPU.sample(POOL, FILTERS)
+@each_backend
+def test_broken_rows_give_some_id(kernels: Kernels) -> None:
+    tokens = kernels.sample(POOL, FILTERS)
     assert ((tokens >= 0) & (tokens < POOL.shape[1])).all()
-    assert CPU.finite(POOL).tolist() == [row not in (7, 15) for row in range(len(POOL))]
+    assert kernels.finite(POOL).tolist() == [row not in (7, 15) for row in range(len(POOL))]
 
 
-def test_logits_of_fewer_bits_draw_the_same_with_and_without_neutral_filters() -> None:
+@each_backend
+def test_logits_of_fewer_bits_draw_the_same_with_and_without_neutral_filters(kernels: Kernels) -> None:
     """A filter that lets all pass changes no draw: both paths use the same noise."""
     logits = cases.some_logits(40, 2000)
-    free = CPU.sample(logits, cases.filters(40))
+    free = kernels.sample(logits, cases.filters(40))
     for values in ({"top_k": [10**9]}, {"top_p": [1 - 1e-7]}, {"min_p": [1e-30]}):
-        assert torch.equal(CPU.sample(logits, cases.filters(40, **values)), free)
+        assert torch.equal(kernels.sample(logits, cases.filters(40, **values)), free)
 
 
-def test_no_rows() -> None:
+@each_backend
+def test_no_rows(kernels: Kernels) -> None:
     logits = torch.zeros(0, 50)
-    assert CPU.sample(logits, cases.filters(0)).shape == (0,)
-    assert [tuple(part.shape) for part in CPU.logprobs(logits, torch.zeros(0, dtype=torch.int64), 3)] == (
+    assert kernels.sample(logits, cases.filters(0)).shape == (0,)
+    assert [tuple(part.shape) for part in kernels.logprobs(logits, torch.zeros(0, dtype=torch.int64), 3)] == (
         [(0,), (0, 3), (0, 3)]
     )
-    assert CPU.finite(logits).shape == (0,)
+    assert kernels.finite(logits).shape == (0,)
 
 
-def test_penalties_touch_only_their_entries() -> None:
+@each_backend
+def test_penalties_touch_only_their_entries(kernels: Kernels) -> None:
     logits, penalties = next(op for op in cases.OPS if op.name == "penalise").cases[0].make(torch.float32)
-    changed = CPU.penalise(logits, penalties) != logits
+    changed = kernels.penalise(logits, penalties) != logits
     named = torch.zeros_like(changed)
     named[penalties.rows, penalties.tokens] = True
     assert not (changed & ~named).any()

@@ -1,0 +1,25 @@
+"""RMS normalisation by the native library. Knows strides and the C interface."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..native.library import NUMBERS, arguments
+from . import reference
+
+
+def rms_norm(library: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """[..., H] normalised over H and scaled by weight [H]; see the contract."""
+    if x.dtype not in NUMBERS:
+        return reference.rms_norm(x, weight, epsilon)
+    rows = x if x.dim() == 3 else x.reshape(-1, 1, x.shape[-1])
+    rows = rows if rows.stride(-1) == 1 else rows.contiguous()
+    out = torch.empty(x.shape, dtype=x.dtype)
+    library.batchgen_rms_norm(
+        *arguments(
+            *(rows.data_ptr(), weight.contiguous().data_ptr(), out.data_ptr()),
+            *(*rows.shape, rows.stride(0), rows.stride(1), epsilon, x.dtype == torch.bfloat16),
+        )
+    )
+    return out
