@@ -1,6 +1,7 @@
 """Every family's logits equal transformers' in float32, and dropping any of its peculiarities shows."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +53,17 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
 def test_logits_equal_transformers(family: str, overrides: dict[str, Any], tmp_path: Path) -> None:
     folder = tiny_model(family, tmp_path / "model", **overrides)
     for own, prompt in zip(prompt_logits(load(folder), PROMPTS), PROMPTS, strict=True):
-        check_equal(own, reference_logits(folder, prompt))
+        check_equal(own, folder, prompt)
 
 
-def check_equal(own: torch.Tensor, expected: torch.Tensor) -> None:
-    """Close in value, and the same best token wherever the reference is not tied."""
-    torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-4)
+def check_equal(own: torch.Tensor, folder: Path, prompt: Sequence[int]) -> None:
+    """Close in value, and the same best token wherever the reference is not tied.
+
+    Some random models magnify rounding: what transformers' float32 is off from its float64 is allowed here as well.
+    """
+    expected = reference_logits(folder, prompt)
+    noise = float((expected - reference_logits(folder, prompt, torch.float64)).abs().max())
+    torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-4 + 2 * noise)
     best, second = expected.topk(2, dim=-1).values.unbind(-1)
     clear = best - second > 1e-4
     assert clear.sum() >= 0.9 * len(clear)
@@ -88,7 +94,7 @@ def test_a_dropped_peculiarity_is_seen(family: str, what: str, tmp_path: Path) -
     folder = tiny_model(family, tmp_path / "model")
     own = prompt_logits(mutated(load(folder), what), [PROMPTS[-1]])[0]
     with pytest.raises(AssertionError):
-        check_equal(own, reference_logits(folder, PROMPTS[-1]))
+        check_equal(own, folder, PROMPTS[-1])
 
 
 def test_a_shifted_position_is_seen(tmp_path: Path) -> None:
@@ -97,7 +103,7 @@ def test_a_shifted_position_is_seen(tmp_path: Path) -> None:
     rows = decoder._rope.rows
     decoder._rope.rows = lambda positions, choice: rows((positions * 1.02).long(), choice)  # type: ignore[method-assign]
     with pytest.raises(AssertionError):
-        check_equal(prompt_logits(decoder, [PROMPTS[-1]])[0], reference_logits(folder, PROMPTS[-1]))
+        check_equal(prompt_logits(decoder, [PROMPTS[-1]])[0], folder, PROMPTS[-1])
 
 
 def test_bfloat16_stays_near(tmp_path: Path) -> None:

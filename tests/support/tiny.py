@@ -91,15 +91,15 @@ def tiny_tokenizer(folder: Path, *, chat_template: bool = True) -> Path:
 
 
 @functools.cache
-def reference_model(folder: Path) -> PreTrainedModel:
-    """The checkpoint in transformers: float32, on the CPU, plain attention."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+def reference_model(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """The checkpoint in transformers, on the CPU, plain attention."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
 
 
 @torch.no_grad()
-def reference_logits(folder: Path, prompt: Sequence[int]) -> torch.Tensor:
-    """[len(prompt), V] float32: the logits after every token of the prompt."""
-    return reference_model(folder)(torch.tensor([list(prompt)]), use_cache=False).logits[0].float()
+def reference_logits(folder: Path, prompt: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """[len(prompt), V] float32: the logits after every token of the prompt, computed in `dtype`."""
+    return reference_model(folder, dtype)(torch.tensor([list(prompt)]), use_cache=False).logits[0].float()
 
 
 def reference_greedy(folder: Path, prompt: Sequence[int], max_tokens: int, *, allowed: int | None = None) -> list[int]:
