@@ -60,6 +60,9 @@ class Engine:
         self.settings = settings
         self.device = device
         self.statistics = Statistics()
+        tokens, sequences = settings.max_batch_tokens, settings.max_sequences
+        self._max_batch_tokens = MAX_BATCH_TOKENS[device.type] if tokens == "auto" else tokens
+        self._max_sequences = MAX_SEQUENCES[device.type] if sequences == "auto" else sequences
         shape = model.kv_shape()
         block_bytes = shape.bytes_per_token * settings.block_size
         self._num_blocks = kv_cache_bytes(settings.memory, device) // block_bytes
@@ -70,6 +73,15 @@ class Engine:
         ends = frozenset(token for token in checkpoint.eos_ids | tokenizer.eos_ids if token < vocabulary)
         self.bounds = RowBounds(model, vocabulary, self._num_blocks * settings.block_size, ends)
         self._runner = Runner(model, ops, pages, Sampler(ops, vocabulary), device)
+        self.resolved: dict[str, Any] = {
+            "device": str(device),
+            "dtype": str(shape.dtype).removeprefix("torch."),
+            "kv_cache": str(shape.dtype).removeprefix("torch."),
+            "block_size": settings.block_size,
+            "kv_blocks": self._num_blocks,
+            "max_batch_tokens": self._max_batch_tokens,
+            "max_sequences": self._max_sequences,
+        }
         self._running = False
         self._interrupted = threading.Event()
 
@@ -112,7 +124,9 @@ class Engine:
             )
         model = load_decoder(checkpoint, number_format, device, ops, weights)
         text = load_tokenizer(tokenizer or path, None if tokenizer else revision)
-        return cls(model, checkpoint, text, ops, chosen)
+        engine = cls(model, checkpoint, text, ops, chosen)
+        engine.resolved["weights"] = "native" if weights == "auto" else weights
+        return engine
 
     def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
         """Generates every request and yields each completion when it ends.
@@ -135,6 +149,7 @@ class Engine:
             raise RuntimeError("this engine is in the middle of another run; finish or close that one first")
         self._running = True
         self._interrupted.clear()
+        self._runner.failures = 0
         try:
             self.statistics = Statistics(kv_blocks_total=self._num_blocks)
             yield from self._steps(Intake(requests, self.bounds, self.tokenizer.decode, deque(), self.statistics))
@@ -157,14 +172,7 @@ class Engine:
         settings = self.settings
         tree_kind = BlockTree if settings.prefix_sharing else UnsharedBlocks
         tree = tree_kind(BlockPool(self._num_blocks), settings.block_size)
-        tokens, sequences = settings.max_batch_tokens, settings.max_sequences
-        return Scheduler(
-            intake,
-            tree,
-            MAX_BATCH_TOKENS[self.device.type] if tokens == "auto" else tokens,
-            MAX_SEQUENCES[self.device.type] if sequences == "auto" else sequences,
-            self.statistics,
-        )
+        return Scheduler(intake, tree, self._max_batch_tokens, self._max_sequences, self.statistics)
 
 
 def in_plan_order(requests: Iterable[Request], limits: RowLimits) -> Iterator[Request]:

@@ -3,8 +3,9 @@
 Pulls one task at a time, when the scheduler asks for it; allocates nothing.
 """
 
+import operator
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -75,7 +76,7 @@ class Intake:
                 return ()
             error = request.error or refusal(request, self.limits)
             if error is not None:
-                self.finished.append(Completion(request.key, (), Usage(len(request.prompt)), error, request.tag))
+                self.finished.append(Completion(request.key, (), Usage(prompt_tokens(request)), error, request.tag))
             elif latest is not None and duplicates(latest.request, request):
                 self._follow(latest, request)
             else:
@@ -91,17 +92,24 @@ class Intake:
             self.finished.append(completion(task, task.followers.pop(), len(task.prompt)))
 
 
+def prompt_tokens(request: Request) -> int:
+    """How long a prompt is; 0 for something that is none."""
+    return len(request.prompt) if isinstance(request.prompt, Sized) else 0
+
+
 def refusal(request: Request, limits: RowLimits) -> RowError | None:
     """Why the engine cannot take this request, if so."""
-    prompt, sampling = request.prompt, request.sampling
+    try:
+        prompt, sampling = list(map(operator.index, request.prompt)), request.sampling
+    except TypeError:
+        return RowError("bad_params", "request", f"the prompt must be a list of token ids, got {request.prompt!r:.100}")
     total = len(prompt) + sampling.max_tokens
     sizes = f"{len(prompt)} prompt tokens + max_tokens {sampling.max_tokens}"
-    if not len(prompt):
+    if not prompt:
         return RowError("empty_prompt", "prompt", "the prompt has no tokens")
-    worst = next((token for token in prompt if not 0 <= token < limits.vocabulary), None)
-    worst = worst if worst is not None else next((t for t in sampling.stop_token_ids if t >= limits.vocabulary), None)
-    if worst is not None:
-        return RowError("bad_params", "request", f"token id {worst} is outside 0 .. {limits.vocabulary - 1}")
+    for token in (min(prompt), max(prompt), *sampling.stop_token_ids):
+        if not 0 <= token < limits.vocabulary:
+            return RowError("bad_params", "request", f"token id {token} is outside 0 .. {limits.vocabulary - 1}")
     if total > limits.context_length:
         return RowError("context_length", "request", f"{sizes} exceed the context of {limits.context_length}")
     if total > limits.kv_tokens:

@@ -50,6 +50,10 @@ class Sampling:
             raise ValueError(f"min_tokens: must not exceed max_tokens ({self.max_tokens}), got {self.min_tokens}")
         if self.logprobs is not None:
             _check_integer("logprobs", self.logprobs, 0, 1000)
+        for name in ("stop", "stop_token_ids"):
+            if isinstance(getattr(self, name), str):
+                raise ValueError(f"{name}: must be a list, got {getattr(self, name)!r}")
+            object.__setattr__(self, name, tuple(getattr(self, name)))  # a list would not be hashable
         if any(not isinstance(text, str) or not text for text in self.stop):
             raise ValueError(f"stop: must hold non-empty strings, got {list(self.stop)!r}")
         for token in self.stop_token_ids:
@@ -140,6 +144,10 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     tag: Any = None
     error: RowError | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.key, int):
+            raise ValueError(f"key: must be an integer, got {self.key!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -408,3 +408,10 @@ def test_an_interrupted_run_ends_after_its_step_and_the_next_one_is_whole(models
     engine.interrupt()
     assert len(list(run)) < len(expected) - 1
     assert answers_of(engine, greedy_requests()) == expected
+
+
+def test_float16_runs_and_stays_near(models):
+    folder, expected = models("llama3")
+    engine = Engine.load(str(folder), device="cpu", dtype="float16", memory="1MiB")
+    answers = answers_of(engine, greedy_requests(max_tokens=1))
+    assert sum(answer[0] == whole[0] for answer, whole in zip(answers, expected, strict=True)) >= len(expected) - 2

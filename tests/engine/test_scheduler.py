@@ -180,6 +180,9 @@ def test_interleaved_groups_still_share_while_rows_are_alive():
     [
         (Request(0, [], greedy(1)), "empty_prompt"),
         (Request(0, [VOCABULARY], greedy(1)), "bad_params"),
+        (Request(0, [1.5], greedy(1)), "bad_params"),
+        (Request(0, ["a"], greedy(1)), "bad_params"),
+        (Request(0, None, greedy(1)), "bad_params"),
         (Request(0, [-1], greedy(1)), "bad_params"),
         (Request(0, [1], greedy(1, stop_token_ids=(99_999,))), "bad_params"),
         (Request(0, [1] * 9_999, greedy(2)), "context_length"),
