@@ -16,7 +16,9 @@ from batchgen.pipeline.chat import ChatTemplate
 from batchgen.pipeline.files import find_files
 from batchgen.pipeline.prompt import TemplateError, template_columns
 from batchgen.pipeline.result import result_schema
+from batchgen.pipeline.sink import OutputError
 from batchgen.pipeline.source import sample_schema
+from batchgen.pipeline.trial import is_plain, require_writable
 
 from .errors import UsageError
 from .finals import first_file
@@ -37,6 +39,8 @@ def check_job(job: Job, models: Models | None = None) -> list[str]:
     stored = Manifest.load(job.output_path / SIDECAR / "manifest.json")
     schema = sample_schema(job.input, job.base, stored and stored.schema)
     check_columns(job, schema)
+    if not all(is_plain(schema.field(name).type) for name in carried_columns(job, schema)):
+        require_writable_columns(job, schema)
     context = check_model(job, models) if is_local(job.model.path, job.base) else None
     if stored is not None:
         check_output(job, models, stored)
@@ -125,6 +129,17 @@ def check_output(job: Job, models: Models, stored: Manifest) -> None:
 def carried_columns(job: Job, schema: pa.Schema) -> list[str]:
     """Names of the input columns that the output carries along, in its order."""
     return list(schema.names) if job.output.columns == "all" else list(job.output.columns)
+
+
+def require_writable_columns(job: Job, schema: pa.Schema) -> None:
+    """Raises UsageError naming the column that the output's format cannot hold."""
+    assert job.output.format != "openai"  # refused when the job file was read
+    carried = [schema.field(name) for name in carried_columns(job, schema)]
+    results = result_schema(job.generation.n, job.generation.logprobs is not None, job.output.prefix)
+    try:
+        require_writable(job.output.format, pa.schema([*carried, *results], schema.metadata))
+    except OutputError as error:
+        raise UsageError(f"{job.source}: {error}") from error
 
 
 def relevant_columns(job: Job) -> frozenset[str] | None:

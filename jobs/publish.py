@@ -29,7 +29,7 @@ from .stop import Stop
 
 
 def output_sink(job: Job, source: Source) -> Sink:
-    """The sink of a job. Raises OutputError for a column that the format cannot hold."""
+    """The sink of a job's output."""
     assert job.output.format != "openai"  # refused when the job file was read
     return make_sink(job.output.format, _schema(job, source))
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from batchgen.pipeline.rows import Source
 from batchgen.pipeline.source import open_source
 
-from .check import check_columns, check_files, check_model, relevant_columns
+from .check import check_columns, check_files, check_model, relevant_columns, require_writable_columns
 from .fingerprint import identity_of
 from .generate import Generation
 from .job import Job
@@ -23,7 +23,7 @@ from .metrics import open_metrics
 from .models import Models
 from .output import Output, open_output
 from .progress import choose_display
-from .publish import output_sink, publish
+from .publish import publish
 from .report import Report
 from .resolved import describe_sampling
 from .stop import Stop, Stopped
@@ -104,7 +104,7 @@ class Session:
         return mask
 
     def _generate(self, output: Output, source: Source, todo: NDArray[np.bool_]) -> None:
-        output_sink(self.job, source)  # a column the format cannot hold is known before the model is loaded
+        require_writable_columns(self.job, source.schema)
         self.rows_asked = int(todo.sum())
         output.log.write("started", rows=self.rows_asked)
         metrics = open_metrics(self.job, output.log)

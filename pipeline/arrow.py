@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from .parquet import first_line, rows_per_batch
 from .rows import InputError, InputFile, RowBatch, bad_row, bad_rows
-from .schema import conform_batch, null_batch
+from .schema import batch_without_views, conform_batch, null_batch, schema_without_views
 from .text import repair_text
 
 _FILE_MAGIC = b"ARROW1"
@@ -46,8 +46,9 @@ class ArrowReader:
 
     def _row_batch(self, batch: pa.RecordBatch, start: int, schema: pa.Schema) -> RowBatch:
         try:
-            repaired, count = repair_text(batch) if batch.num_columns else (batch, 0)
-        except pa.ArrowInvalid as error:
+            plain = batch_without_views(batch)
+            repaired, count = repair_text(plain) if plain.num_columns else (plain, 0)
+        except pa.ArrowException as error:
             problem = bad_row(f"{self.file.name}: damaged: {first_line(error)}")
             return RowBatch(start, null_batch(batch.num_rows, schema), dict.fromkeys(range(batch.num_rows), problem))
         self.replaced_surrogates += count
@@ -59,7 +60,7 @@ def open_arrow(file: InputFile) -> ArrowReader:
     """Counts the rows of a file or stream. Raises InputError when it is damaged or cut short."""
     schema, num_rows = None, 0
     for batch in _record_batches(file, include_schema=True):
-        schema = batch.schema
+        schema = schema_without_views(batch.schema)
         num_rows += batch.num_rows
     return ArrowReader(file, schema, num_rows)
 

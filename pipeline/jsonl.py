@@ -16,7 +16,7 @@ from .parquet import first_line
 from .rows import InputError, InputFile, RowBatch, bad_row
 from .schema import blank, record_batch
 from .text import replace_surrogates
-from .votes import UNFIT, Votes, has_shape
+from .votes import MAX_LEVELS, UNFIT, Votes, has_shape, is_too_deep
 
 BLOCK_BYTES = 1 << 20
 _BATCH_ROWS = 4096
@@ -157,7 +157,7 @@ def _refuse_array(file: InputFile, line: Line) -> None:
 
 def _column(values: list[Any], column: pa.Field, contested: bool) -> tuple[pa.Array, dict[int, str]]:
     """The values of a column, nulls where they do not fit; what does not fit, by offset."""
-    unshaped = [at for at, value in enumerate(values) if not has_shape(value, column.type)] if contested else []
+    unshaped = [at for at, value in enumerate(values) if not _is_shaped(value, column.type)] if contested else []
     misfits = {at: _message(values[at], column) for at in unshaped}
     kept = [None if at in misfits else value for at, value in enumerate(values)]
     try:
@@ -165,6 +165,10 @@ def _column(values: list[Any], column: pa.Field, contested: bool) -> tuple[pa.Ar
     except UNFIT:
         misfits.update({at: _message(value, column) for at, value in enumerate(kept) if not _converts(value, column)})
     return pa.array([None if at in misfits else value for at, value in enumerate(kept)], column.type), misfits
+
+
+def _is_shaped(value: Any, kind: pa.DataType) -> bool:
+    return not is_too_deep(value) and has_shape(value, kind)
 
 
 def _converts(value: Any, column: pa.Field) -> bool:
@@ -176,6 +180,8 @@ def _converts(value: Any, column: pa.Field) -> bool:
 
 
 def _message(value: Any, column: pa.Field) -> str:
+    if is_too_deep(value):
+        return f"column {column.name!r} is nested deeper than {MAX_LEVELS} levels"
     return f"column {column.name!r} is {column.type}, here {_kind(value)}: {json.dumps(value)[:80]}"
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .rows import InputError, InputFile, RowBatch, bad_row, bad_rows
-from .schema import conform_batch, null_batch
+from .schema import batch_without_views, conform_batch, null_batch, schema_without_views
 from .text import repair_text
 
 _BATCH_BYTES = 16 << 20
@@ -48,7 +48,7 @@ class ParquetReader:
         lower, upper = part
         try:
             table = self._decode_group(source, group, schema).slice(lower, upper - lower)
-        except (pa.ArrowInvalid, OSError) as error:
+        except (pa.ArrowException, OSError) as error:
             yield from self._damaged(group, (first + lower, first + upper), schema, error)
             return
         position = first + lower
@@ -64,9 +64,9 @@ class ParquetReader:
         table = source.read_row_group(group, columns=names)
         if table.num_rows != self.group_rows[group]:
             raise pa.ArrowInvalid(f"{table.num_rows} rows instead of {self.group_rows[group]}")
-        repaired = [repair_text(batch) for batch in table.to_batches()]
+        repaired = [repair_text(batch_without_views(batch)) for batch in table.to_batches()]
         self.replaced_surrogates += sum(count for _, count in repaired)
-        return pa.Table.from_batches([batch for batch, _ in repaired], schema=table.schema)
+        return pa.Table.from_batches([batch for batch, _ in repaired], schema=schema_without_views(table.schema))
 
     def _damaged(self, group: int, rows: tuple[int, int], schema: pa.Schema, error: Exception) -> Iterator[RowBatch]:
         message = f"{self.file.name}: row group {group} is damaged: {first_line(error)}"
@@ -81,7 +81,7 @@ def open_parquet(file: InputFile) -> ParquetReader:
     with _open(file) as source:
         metadata = source.metadata
         groups = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
-        return ParquetReader(file, source.schema_arrow, groups)
+        return ParquetReader(file, schema_without_views(source.schema_arrow), groups)
 
 
 def rows_per_batch(table: pa.Table | pa.RecordBatch) -> int:

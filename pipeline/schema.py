@@ -151,6 +151,41 @@ def nullable(schema: pa.Schema) -> pa.Schema:
     return pa.schema([field.with_nullable(True) for field in schema], schema.metadata)
 
 
+def without_views(kind: pa.DataType) -> pa.DataType:
+    """The type with plain strings and binaries for views, which Arrow cannot pick rows from."""
+    if pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_binary_view(kind):
+        return pa.binary()
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(without_views(field.type)) for field in kind])
+    if is_list(kind):
+        item = kind.value_field.with_type(without_views(kind.value_type))
+        return pa.large_list(item) if pa.types.is_large_list(kind) else pa.list_(item)
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(kind.value_field.with_type(without_views(kind.value_type)), kind.list_size)
+    if pa.types.is_map(kind):
+        return pa.map_(without_views(kind.key_type), without_views(kind.item_type), kind.keys_sorted)
+    if pa.types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, without_views(kind.value_type), kind.ordered)
+    return kind
+
+
+def schema_without_views(schema: pa.Schema) -> pa.Schema:
+    """As `without_views`, for every column."""
+    fields = [field.with_type(without_views(field.type)) for field in schema]
+    return pa.schema(fields, schema.metadata)
+
+
+def batch_without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """As `without_views`, for the values too. Raises pa.ArrowException for values that cannot be converted."""
+    schema = schema_without_views(batch.schema)
+    if schema.equals(batch.schema):
+        return batch
+    columns = [conform(column, field.type) for column, field in zip(batch.columns, schema, strict=True)]
+    return record_batch(columns, schema, batch.num_rows)
+
+
 def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 

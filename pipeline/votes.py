@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from .schema import extend_type, fits, is_list, merge_types
 
+MAX_LEVELS = 62  # of lists and objects in a column, the most that Arrow files hold
 UNFIT = (pa.ArrowException, OverflowError, ValueError, TypeError)
 
 
@@ -57,6 +58,9 @@ class Votes:
         except UNFIT:
             self._vote_singly(name, candidates, values)
             return
+        if _levels(array.type) > MAX_LEVELS:
+            self._vote_singly(name, candidates, values)
+            return
         _count(candidates, array.type, len(array) - array.null_count)
 
     def _vote_singly(self, name: str, candidates: list[_Candidate], values: Iterable[Any]) -> None:
@@ -85,9 +89,27 @@ def _infer(value: Any) -> pa.DataType | None:
     if isinstance(value, int) and 2**63 <= value < 2**64:
         return pa.uint64()
     try:
-        return pa.array([value]).type
+        kind = pa.array([value]).type
     except UNFIT:
         return None
+    return kind if _levels(kind) <= MAX_LEVELS else None
+
+
+def is_too_deep(value: Any) -> bool:
+    """Whether lists and objects are nested deeper in a value than a column can be."""
+    level, depth = [value], 0
+    while level and depth <= MAX_LEVELS:
+        items = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, (dict, list))]
+        level = [inner for item in items for inner in item]
+        depth += bool(items)
+    return depth > MAX_LEVELS
+
+
+def _levels(kind: pa.DataType) -> int:
+    level, depth = [kind], 0
+    while level := [inner.field(at).type for inner in level for at in range(inner.num_fields)]:
+        depth += 1
+    return depth
 
 
 def _count(candidates: list[_Candidate], kind: pa.DataType, rows: int) -> None:

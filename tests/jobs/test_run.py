@@ -17,6 +17,7 @@ from job_files import make_job, manifest, read_output, visible, write_rows
 
 from batchgen.engine.request import Request
 from batchgen.jobs import Job, run
+from batchgen.jobs.check import check_job
 from batchgen.jobs.errors import JobError, UsageError
 from batchgen.jobs.journal import Journal
 from batchgen.jobs.outcomes import parse_retry
@@ -581,3 +582,36 @@ def test_a_stop_id_without_a_token_is_refused_before_the_model_loads(tmp_path: P
     with pytest.raises(UsageError, match=r"generation\.stop_token_ids: .* none with id 99999"):
         run(make_job(tmp_path, generation__stop_token_ids=[99_999]), models=models)
     assert models.loads == 0
+
+
+@pytest.mark.parametrize("form", ["arrow", "parquet", "jsonl"])
+def test_a_column_that_cannot_be_written_is_refused_before_the_model(tmp_path: Path, form: str) -> None:
+    months = pa.array([pa.MonthDayNano([1, 2, 3])] * 2)
+    with pa.ipc.new_file(str(tmp_path / "rows.arrow"), pa.schema([("word", pa.string()), ("m", months.type)])) as file:
+        file.write_batch(pa.record_batch({"word": ["a", "b"], "m": months}))
+    models = FakeModels()
+    job = make_job(tmp_path, input__path="rows.arrow", output__format=form)
+    message = rf"job\.yaml: output\.format: {form} cannot hold column 'm' .*output\.columns"
+    with pytest.raises(UsageError, match=message):
+        check_job(job, models)
+    with pytest.raises(UsageError, match=message):
+        run(job, models=models)
+    assert models.loads == 0
+    job = make_job(tmp_path, input__path="rows.arrow", output__format=form, output__columns=["word"])
+    assert run(job, RunOptions(fresh=True), models).counts["rows"] == 2
+
+
+def test_text_views_reach_the_output(tmp_path: Path) -> None:
+    words = pa.array(["a", "b", None], pa.string_view())
+    with pa.ipc.new_file(str(tmp_path / "rows.arrow"), pa.schema([("word", words.type)])) as file:
+        file.write_batch(pa.record_batch({"word": words}))
+    run(make_job(tmp_path, input__path="rows.arrow", prompt__on_null="skip"), models=FakeModels())
+    assert [row["word"] for row in read_output(tmp_path / "out")] == ["a", "b"]
+
+
+def test_a_row_nested_too_deep_is_its_own_error(tmp_path: Path) -> None:
+    deep = "[" * 100 + "]" * 100
+    (tmp_path / "rows.jsonl").write_text(f'{{"word": "a", "x": [1]}}\n{{"word": "b", "x": {deep}}}\n')
+    run(make_job(tmp_path), models=FakeModels())
+    rows = read_output(tmp_path / "out")
+    assert [(row["error"] or {}).get("code") for row in rows] == [None, "bad_row"]

@@ -136,6 +136,24 @@ def test_the_majority_decides_a_column(tmp_path: Path) -> None:
     assert list(errors_of(source)) == [0, 6]
 
 
+@pytest.mark.parametrize("others", ["1", '{"a": 1}', "null", "[]"])
+@pytest.mark.parametrize("ends", [("[", "]"), ('{"b":', "}")], ids=["lists", "objects"])
+def test_rows_nested_too_deep_are_their_own_error(tmp_path: Path, others: str, ends: tuple[str, str]) -> None:
+    def nested(levels: int) -> str:
+        return f'{{"x": {ends[0] * levels}1{ends[1] * levels}}}'
+
+    write(tmp_path, *[f'{{"x": {others}}}'] * 3, nested(100), nested(63))
+    source = source_of(tmp_path, "0.jsonl")
+    message = "column 'x' is nested deeper than 62 levels"
+    assert errors_of(source) == {3: f"0.jsonl line 4: {message}", 4: f"0.jsonl line 5: {message}"}
+    write(tmp_path, nested(62))
+    deep = source_of(tmp_path, "0.jsonl")
+    assert errors_of(deep) == {}
+    buffer = pa.BufferOutputStream()
+    with pa.ipc.new_stream(buffer, deep.schema) as writer:
+        writer.write_batch(next(deep.batches()).columns)
+
+
 def test_an_empty_file_has_no_rows(tmp_path: Path) -> None:
     (tmp_path / "0.jsonl").write_bytes(b"")
     source = source_of(tmp_path, "0.jsonl")

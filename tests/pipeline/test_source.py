@@ -290,3 +290,26 @@ def test_whole_numbers_that_a_column_of_floats_cannot_hold_are_their_rows_error(
     }
     assert [row["k"] for row in rows_of(source)] == [1.0, None, 3.0, 0.5, None, 5.0]
     assert rows_of(source)[1] == {"k": None, "x": None}
+
+
+@pytest.mark.parametrize("form", ["arrow", "parquet"])
+def test_views_are_read_as_plain_text(tmp_path: Path, form: str) -> None:
+    columns = {
+        "t": pa.array(["a", None, "c"], pa.string_view()),
+        "b": pa.array([b"a", None, b"c"], pa.binary_view()),
+    }
+    if form == "arrow":
+        columns["l"] = pa.array([["x"], None, []], pa.list_(pa.string_view()))
+        columns["s"] = pa.array([{"m": [("k", "v")]}] * 3, pa.struct([("m", pa.map_(pa.string(), pa.string_view()))]))
+    table = pa.table(columns)
+    if form == "arrow":
+        with pa.ipc.new_file(str(tmp_path / "a.arrow"), table.schema) as writer:
+            writer.write_table(table)
+    else:
+        pq.write_table(table, tmp_path / "a.parquet")
+    source = source_of(tmp_path, f"a.{form}")
+    assert "view" not in str(source.schema)
+    assert source.schema.field("t").type == pa.string()
+    assert rows_of(source) == table.to_pylist()
+    [batch] = source.batches()
+    assert batch.columns.filter(pa.array([False, False, True])).column(0).to_pylist() == ["c"]
