@@ -89,6 +89,7 @@ def test_the_folders_are_not_importable_by_their_bare_names():
 
 
 def test_importing_sets_no_environment_variable():
-    code = "import os; before = dict(os.environ); import batchgen.engine.engine, batchgen.jobs.cli; print(before == dict(os.environ))"
+    modules = "batchgen.engine.engine, batchgen.jobs.cli"
+    code = f"import os; before = dict(os.environ); import {modules}; print(before == dict(os.environ))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
     assert done.stdout.strip() == "True"
