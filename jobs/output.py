@@ -60,8 +60,8 @@ class Output:
             self.manifest = _new_manifest(self.job, identity)
         else:
             require_same_job(self.job, identity, stored, retry)
-            self.manifest = stored
-            _accept_max_tokens(self.job, stored)
+            self.manifest = replace(stored, layout=layout_of(self.job))
+            _accept_max_tokens(self.job, self.manifest)
         with write_aside(self.sidecar / "job.yaml") as file:
             file.write(yaml.safe_dump(self.job.document, sort_keys=False, allow_unicode=True).encode())
 
@@ -224,13 +224,20 @@ def require_output_directory(path: Path) -> None:
 def require_same_job(job: Job, identity: Identity, stored: Manifest, retry: tuple[int, ...] = ()) -> None:
     """Raises UsageError listing what differs between the job and the one that owns the output."""
     found = differences(stored.identity, identity)
-    found += differences(stored.layout, layout_of(job))
+    found += differences(_binding_layout(stored.layout, stored), _binding_layout(layout_of(job), stored))
     found += _max_tokens_difference(job, stored, retry)
     if found:
         raise UsageError(
             f"{job.output_path}: belongs to a different job ({'; '.join(found)}); "
             "use another output.path, or --fresh to throw it away"
         )
+
+
+def _binding_layout(layout: dict[str, Any], stored: Manifest) -> dict[str, Any]:
+    """The part of a layout that must stay: all once final files exist, before that what the journal depends on."""
+    if stored.published:
+        return layout
+    return {"output": {key: value for key, value in layout["output"].items() if key not in ("format", "columns")}}
 
 
 def _max_tokens_difference(job: Job, stored: Manifest, retry: tuple[int, ...]) -> list[str]:

@@ -615,3 +615,23 @@ def test_a_row_nested_too_deep_is_its_own_error(tmp_path: Path) -> None:
     run(make_job(tmp_path), models=FakeModels())
     rows = read_output(tmp_path / "out")
     assert [(row["error"] or {}).get("code") for row in rows] == [None, "bad_row"]
+
+
+def test_format_and_columns_may_change_until_something_is_published(tmp_path: Path) -> None:
+    write_rows(tmp_path, 20)
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        run(make_job(tmp_path), models=broken_after(12))
+    done = read_status(tmp_path / "out").done
+    assert done > 0
+    with pytest.raises(UsageError, match=r"output\.prefix: was"):
+        run(make_job(tmp_path, output__prefix="p_"), models=FakeModels())
+    models = FakeModels()
+    changed = make_job(tmp_path, output__format="jsonl", output__columns=["word"])
+    run(changed, models=models)
+    assert len(models.fake.asked) <= 20 - done + 1
+    rows = read_output(tmp_path / "out", "jsonl")
+    assert [row["word"] for row in rows][:2] == ["word 0", "word 1"]
+    assert "nested" not in rows[0]
+    assert read_status(tmp_path / "out").counts["rows"] == 20
+    with pytest.raises(UsageError, match=r"output\.format: was \"jsonl\", is \"arrow\""):
+        run(make_job(tmp_path), models=FakeModels())
