@@ -16,7 +16,7 @@ from .parquet import first_line
 from .rows import InputError, InputFile, RowBatch, bad_row
 from .schema import blank, record_batch
 from .text import replace_surrogates
-from .votes import MAX_LEVELS, UNFIT, Votes, has_shape, is_too_deep
+from .votes import MAX_LEVELS, UNFIT, Votes, has_shape, is_too_deep, without_nan
 
 BLOCK_BYTES = 1 << 20
 _BATCH_ROWS = 4096
@@ -157,6 +157,8 @@ def _refuse_array(file: InputFile, line: Line) -> None:
 
 def _column(values: list[Any], column: pa.Field, contested: bool) -> tuple[pa.Array, dict[int, str]]:
     """The values of a column, nulls where they do not fit; what does not fit, by offset."""
+    if not pa.types.is_floating(column.type) and any(type(value) is float for value in values):
+        values = without_nan(values)
     unshaped = [at for at, value in enumerate(values) if not _is_shaped(value, column.type)] if contested else []
     misfits = {at: _message(values[at], column) for at in unshaped}
     kept = [None if at in misfits else value for at, value in enumerate(values)]

@@ -29,6 +29,7 @@ class Votes:
         self._settled = {field.name: field.type for field in settled or ()}
         self._columns: dict[str, list[_Candidate]] = {}
         self._contested: set[str] = set()
+        self._with_nan: set[str] = set()
 
     def add(self, rows: list[dict[str, Any]]) -> None:
         """Counts the values of some rows."""
@@ -47,12 +48,17 @@ class Votes:
 
     def _decide(self, name: str, candidates: list[_Candidate]) -> pa.DataType:
         ranked = sorted(candidates, key=lambda candidate: -candidate.rows)
+        if name in self._with_nan and all(pa.types.is_integer(candidate.kind) for candidate in ranked[:1]):
+            ranked = [_Candidate(pa.float64(), 0)]  # among numbers alone NaN is one
         if name not in self._settled:
             return ranked[0].kind if ranked else pa.null()
         return reduce(lambda kind, candidate: extend_type(kind, candidate.kind), ranked, self._settled[name])
 
     def _vote(self, name: str, values: list[Any]) -> None:
         candidates = self._columns.setdefault(name, [])
+        if any(map(is_nan, values)):
+            self._with_nan.add(name)
+            values = without_nan(values)
         try:
             array = pa.array(values)
         except UNFIT:
@@ -70,6 +76,16 @@ class Votes:
                 self._contested.add(name)
             else:
                 _count(candidates, kind, 1)
+
+
+def is_nan(value: Any) -> bool:
+    """Whether a value is NaN, which means null wherever it cannot stand as a number."""
+    return type(value) is float and value != value
+
+
+def without_nan(values: list[Any]) -> list[Any]:
+    """The values with nulls for NaN."""
+    return [None if is_nan(value) else value for value in values]
 
 
 def has_shape(value: Any, kind: pa.DataType) -> bool:

@@ -181,3 +181,13 @@ def test_a_column_that_nobody_uses_spoils_no_row(tmp_path: Path) -> None:
     assert errors_of(open_source(settings, tmp_path, relevant=frozenset({"x"})), ["x"]) == {}
     assert sorted(errors_of(open_source(settings, tmp_path, relevant=frozenset({"x", "z"})), ["x"])) == [2]
     assert sorted(errors_of(open_source(settings, tmp_path, relevant=frozenset({"x"})), ["id"])) == [1]
+
+
+def test_nan_in_a_column_of_settled_whole_numbers_is_null(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"x": 1}\n')
+    known = read(tmp_path)
+    path.write_text('{"x": 1}\n{"x": NaN}\n')
+    grown = open_source(InputSettings(path="*.jsonl"), tmp_path, known.files, known.schema)
+    assert rows_of(grown) == [{"x": 1}, {"x": None}]
+    assert errors_of(grown) == {}

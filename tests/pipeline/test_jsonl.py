@@ -154,6 +154,25 @@ def test_rows_nested_too_deep_are_their_own_error(tmp_path: Path, others: str, e
         writer.write_batch(next(deep.batches()).columns)
 
 
+@pytest.mark.parametrize("first", [1, 2, 3])
+@pytest.mark.parametrize("other", ['"b"', "true", "[1]", '{"a": "c"}'])
+def test_nan_among_what_is_no_number_is_null(tmp_path: Path, first: int, other: str) -> None:
+    lines = [f'{{"t": {other}}}', *['{"t": NaN}'] * 3]
+    write(tmp_path, *lines[-first:], *lines[: 4 - first])
+    source = source_of(tmp_path, "0.jsonl")
+    assert errors_of(source) == {}
+    values = [row["t"] for row in rows_of(source)]
+    assert [value for value in values if value is not None] == [json.loads(other)]
+
+
+def test_nan_among_numbers_is_a_number(tmp_path: Path) -> None:
+    write(tmp_path, '{"a": NaN, "b": NaN, "c": 1}', '{"a": 1, "b": NaN, "c": 2}', '{"a": 2.5}')
+    source = source_of(tmp_path, "0.jsonl")
+    assert [str(field.type) for field in source.schema] == ["double", "double", "int64"]
+    assert [repr(row["a"]) for row in rows_of(source)] == ["nan", "1.0", "2.5"]
+    assert errors_of(source) == {}
+
+
 def test_an_empty_file_has_no_rows(tmp_path: Path) -> None:
     (tmp_path / "0.jsonl").write_bytes(b"")
     source = source_of(tmp_path, "0.jsonl")
