@@ -16,7 +16,7 @@ from .parquet import first_line
 from .rows import InputError, InputFile, RowBatch, bad_row
 from .schema import blank, record_batch
 from .text import replace_surrogates
-from .votes import MAX_LEVELS, UNFIT, Votes, has_shape, is_too_deep, without_nan
+from .votes import MAX_LEVELS, UNFIT, Votes, as_floats, has_shape, is_exact, is_too_deep, without_nan
 
 BLOCK_BYTES = 1 << 20
 _BATCH_ROWS = 4096
@@ -165,6 +165,7 @@ def _column(values: list[Any], column: pa.Field, contested: bool) -> tuple[pa.Ar
     try:
         return pa.array(kept, column.type), misfits
     except UNFIT:
+        kept = [as_floats(value, column.type) for value in kept]
         misfits.update({at: _message(value, column) for at, value in enumerate(kept) if not _converts(value, column)})
     return pa.array([None if at in misfits else value for at, value in enumerate(kept)], column.type), misfits
 
@@ -184,6 +185,8 @@ def _converts(value: Any, column: pa.Field) -> bool:
 def _message(value: Any, column: pa.Field) -> str:
     if is_too_deep(value):
         return f"column {column.name!r} is nested deeper than {MAX_LEVELS} levels"
+    if pa.types.is_floating(column.type) and type(value) is int and not is_exact(value):
+        return f"column {column.name!r} is {column.type}, which cannot hold {str(value)[:80]} exactly"
     return f"column {column.name!r} is {column.type}, here {_kind(value)}: {json.dumps(value)[:80]}"
 
 

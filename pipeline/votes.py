@@ -64,7 +64,7 @@ class Votes:
         except UNFIT:
             self._vote_singly(name, candidates, values)
             return
-        if _levels(array.type) > MAX_LEVELS:
+        if not _describes(array.type, values):
             self._vote_singly(name, candidates, values)
             return
         _count(candidates, array.type, len(array) - array.null_count)
@@ -78,6 +78,28 @@ class Votes:
                 _count(candidates, kind, 1)
 
 
+def as_floats(value: Any, kind: pa.DataType) -> Any:
+    """The value with floats for the whole numbers in it that stand for floats and are equal to one.
+
+    Arrow takes whole numbers up to 2**53 by itself and refuses all others.
+    """
+    if pa.types.is_floating(kind) and type(value) is int:
+        return float(value) if is_exact(value) else value
+    if is_list(kind) and isinstance(value, list):
+        return [as_floats(item, kind.value_type) for item in value]
+    if pa.types.is_struct(kind) and isinstance(value, dict):
+        return {field.name: as_floats(value.get(field.name), field.type) for field in kind}
+    return value
+
+
+def is_exact(number: int) -> bool:
+    """Whether a double is equal to a whole number."""
+    try:
+        return float(number) == number
+    except OverflowError:
+        return False
+
+
 def is_nan(value: Any) -> bool:
     """Whether a value is NaN, which means null wherever it cannot stand as a number."""
     return type(value) is float and value != value
@@ -89,7 +111,7 @@ def without_nan(values: list[Any]) -> list[Any]:
 
 
 def has_shape(value: Any, kind: pa.DataType) -> bool:
-    """Whether objects, lists and whole numbers stand where the type has them; Arrow would take what does not fit."""
+    """Whether objects, lists and numbers stand where the type has them; Arrow would take what does not fit."""
     if value is None:
         return True
     if pa.types.is_struct(kind):
@@ -98,6 +120,8 @@ def has_shape(value: Any, kind: pa.DataType) -> bool:
         return isinstance(value, list) and all(has_shape(item, kind.value_type) for item in value)
     if pa.types.is_integer(kind) and isinstance(value, float):
         return value.is_integer()
+    if pa.types.is_floating(kind):
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
     return not isinstance(value, (dict, list))
 
 
@@ -108,7 +132,18 @@ def _infer(value: Any) -> pa.DataType | None:
         kind = pa.array([value]).type
     except UNFIT:
         return None
-    return kind if _levels(kind) <= MAX_LEVELS else None
+    return kind if _describes(kind, [value]) else None
+
+
+def _describes(kind: pa.DataType, values: list[Any]) -> bool:
+    """Whether Arrow's type is that of all values: it takes truth values among floats for numbers."""
+    if _levels(kind) > MAX_LEVELS:
+        return False
+    return not _has_floats(kind) or all(has_shape(value, kind) for value in values)
+
+
+def _has_floats(kind: pa.DataType) -> bool:
+    return pa.types.is_floating(kind) or any(_has_floats(kind.field(at).type) for at in range(kind.num_fields))
 
 
 def is_too_deep(value: Any) -> bool:

@@ -165,6 +165,32 @@ def test_nan_among_what_is_no_number_is_null(tmp_path: Path, first: int, other: 
     assert [value for value in values if value is not None] == [json.loads(other)]
 
 
+@pytest.mark.parametrize("form", ["{}", "[{}]", '{{"a": {}}}'])
+def test_a_boolean_among_numbers_does_not_become_one(tmp_path: Path, form: str) -> None:
+    write(tmp_path, *[f'{{"x": {form.format(value)}}}' for value in ("1.5", "true", "2", "false")])
+    source = source_of(tmp_path, "0.jsonl")
+    assert list(errors_of(source)) == [1, 3]
+    assert [row["x"] for row in rows_of(source)] == [
+        json.loads(form.format(1.5)),
+        None,
+        json.loads(form.format(2)),
+        None,
+    ]
+    write(tmp_path, '{"x": [0.5, true]}', '{"x": [0.5]}')
+    assert list(errors_of(source_of(tmp_path, "0.jsonl"))) == [0]
+
+
+def test_whole_numbers_among_floats_are_equal_or_their_rows_error(tmp_path: Path) -> None:
+    numbers = [2**53, 2**53 + 1, 2**60, 2**63 - 1, 2**70, -(2**64), 10**400, 7]
+    write(tmp_path, *['{"x": 0.5}'] * 9, *[f'{{"x": {number}}}' for number in numbers])
+    source = source_of(tmp_path, "0.jsonl")
+    errors = errors_of(source)
+    assert list(errors) == [10, 12, 15]
+    assert errors[10] == "0.jsonl line 11: column 'x' is double, which cannot hold 9007199254740993 exactly"
+    read = [row["x"] for row in rows_of(source)][9:]
+    assert read == [2**53, None, 2**60, None, 2**70, -(2**64), None, 7]
+
+
 def test_nan_among_numbers_is_a_number(tmp_path: Path) -> None:
     write(tmp_path, '{"a": NaN, "b": NaN, "c": 1}', '{"a": 1, "b": NaN, "c": 2}', '{"a": 2.5}')
     source = source_of(tmp_path, "0.jsonl")
