@@ -17,7 +17,7 @@ from batchgen.pipeline.files import find_files
 from batchgen.pipeline.prompt import TemplateError, template_columns
 from batchgen.pipeline.result import result_schema
 from batchgen.pipeline.sink import OutputError
-from batchgen.pipeline.source import sample_schema
+from batchgen.pipeline.source import sample_schema, why_no_columns
 from batchgen.pipeline.trial import is_plain, require_writable
 
 from .errors import UsageError
@@ -152,9 +152,11 @@ def relevant_columns(job: Job) -> frozenset[str] | None:
 
 def _require_columns(job: Job, place: str, wanted: Iterable[str], schema: pa.Schema) -> None:
     missing = sorted(set(wanted) - set(schema.names))
+    if missing and not schema.names:
+        raise UsageError(why_no_columns(job.input, job.base))
     if missing:
         raise UsageError(
-            f"{job.source}: {place}: the input has no column {missing[0]!r}, only {', '.join(schema.names) or 'none'}"
+            f"{job.source}: {place}: the input has no column {missing[0]!r}, only {', '.join(schema.names)}"
         )
 
 

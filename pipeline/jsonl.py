@@ -127,6 +127,24 @@ def parse(line: Line) -> dict[str, Any] | str:
     return replace_surrogates(value)[0] if _may_hold_surrogates(line.data) else value
 
 
+def first_problem(file: InputFile) -> str | None:
+    """What is wrong with the first line, and its likely cause; None when it is a row or there is none."""
+    lines = (line for _, lines in read_blocks(file.path, BLOCK_BYTES) for line in lines)
+    line = next(lines, None)
+    problem = None if line is None else parse(line)
+    if line is None or not isinstance(problem, str):
+        return None
+    return f"{file.name} line {line.number}: {problem}{_likely_cause(line.data)}"
+
+
+def _likely_cause(data: bytes) -> str:
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in data:
+        return "; the file looks like UTF-16, save it as UTF-8"
+    if b"\r" in data.strip():
+        return "; its lines end with a carriage return alone, end them with a line feed"
+    return "; write one JSON object per line"
+
+
 def _may_hold_surrogates(data: bytes) -> bool:
     return b"\\ud" in data or b"\\uD" in data
 

@@ -15,7 +15,7 @@ from .arrow import open_arrow
 from .config import InputSettings
 from .files import find_files
 from .growth import Run, arrange
-from .jsonl import open_jsonl
+from .jsonl import first_problem, open_jsonl
 from .parquet import open_parquet
 from .rows import FileIdentity, FileReader, InputError, InputFile, RowBatch, Source
 from .schema import extend_fields, merge_fields, nullable
@@ -51,7 +51,7 @@ def open_source(
     }
     source = FileSource(arrange(readers, known), _merge_schemas(list(readers.values()), known_schema), settings.limit)
     if settings.id is not None:
-        _require_column(source.schema, settings.id, "input.id")
+        _require_column(source.schema, settings, base)
         check_unique(source, settings.id)
     return source
 
@@ -61,8 +61,16 @@ def sample_schema(settings: InputSettings, base: Path, known_schema: pa.Schema |
     readers = [_open(file, _SAMPLE_ROWS, known_schema) for file in find_files(settings, base)[:_SAMPLE_FILES]]
     schema = _merge_schemas(readers, known_schema)
     if settings.id is not None:
-        _require_column(schema, settings.id, "input.id")
+        _require_column(schema, settings, base)
     return schema
+
+
+def why_no_columns(settings: InputSettings, base: Path) -> str:
+    """Why an input without a single column has none: the first line that cannot be read, or that there is no row."""
+    files = find_files(settings, base)
+    problems = (first_problem(file) for file in files if file.format == "jsonl")
+    names = ", ".join(file.name for file in files[:3])
+    return next((problem for problem in problems if problem), f"{names}: the input has no rows and no columns")
 
 
 @dataclass(frozen=True)
@@ -154,6 +162,8 @@ def _project(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
     return pa.schema([schema.field(name) for name in dict.fromkeys(columns)], schema.metadata)
 
 
-def _require_column(schema: pa.Schema, name: str, key: str) -> None:
-    if name not in schema.names:
-        raise InputError(f"{key}: the input has no column {name!r}, only {', '.join(schema.names)}", 2)
+def _require_column(schema: pa.Schema, settings: InputSettings, base: Path) -> None:
+    if not schema.names:
+        raise InputError(why_no_columns(settings, base), 2)
+    if settings.id not in schema.names:
+        raise InputError(f"input.id: the input has no column {settings.id!r}, only {', '.join(schema.names)}", 2)

@@ -24,6 +24,7 @@ from batchgen.jobs.outcomes import parse_retry
 from batchgen.jobs.run import RunOptions
 from batchgen.jobs.status import describe_status, read_status
 from batchgen.jobs.writer import JournalWriter
+from batchgen.pipeline.rows import InputError
 
 
 def retry(words: str) -> RunOptions:
@@ -635,3 +636,25 @@ def test_format_and_columns_may_change_until_something_is_published(tmp_path: Pa
     assert read_status(tmp_path / "out").counts["rows"] == 20
     with pytest.raises(UsageError, match=r"output\.format: was \"jsonl\", is \"arrow\""):
         run(make_job(tmp_path), models=FakeModels())
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"word": "a"}\n{"word": "b"}\n'.encode("utf-16"), r"^rows\.jsonl line 1: not valid .*looks like UTF-16"),
+        ('{"word": "a"}\n'.encode("utf-16-be"), r"^rows\.jsonl line 1: not valid .*looks like UTF-16"),
+        (b'{"word": "a"}\r{"word": "b"}\r', r"^rows\.jsonl line 1: not valid JSON: .*carriage return"),
+        (b'\n{\n  "word": "a"\n}\n', r"^rows\.jsonl line 2: not valid JSON: .*one JSON object per line"),
+        (b"", r"^rows\.jsonl: the input has no rows and no columns"),
+    ],
+)
+@pytest.mark.parametrize("identified", [False, True])
+def test_an_input_without_a_readable_line_is_what_is_wrong(
+    tmp_path: Path, content: bytes, words: str, identified: bool
+) -> None:
+    (tmp_path / "rows.jsonl").write_bytes(content)
+    job = make_job(tmp_path, **({"input__id": "word"} if identified else {}))
+    for work in (check_job, lambda job, models: run(job, models=models)):
+        with pytest.raises((UsageError, InputError), match=words) as caught:
+            work(job, FakeModels())
+        assert caught.value.exit_code == 2
