@@ -94,7 +94,14 @@ class Session:
         source = open_source(settings, self.job.base, known, schema, relevant_columns(self.job))
         check_columns(self.job, source.schema)
         output.attach(source)
+        for place in source.unfinished:
+            self._note(output, place)
         return source
+
+    def _note(self, output: Output, place: str) -> None:
+        output.log.write("unfinished_line", place=place)
+        if not self.options.quiet and self.options.log_format == "text":
+            print(f"{place}: is still being written and no row yet", file=sys.stderr, flush=True)
 
     def _todo(self, output: Output) -> NDArray[np.bool_]:
         """True for the rows this run is to generate."""

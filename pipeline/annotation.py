@@ -80,6 +80,7 @@ class DatasetSource:
     dataset: "Dataset"
     files: list[FileIdentity] = field(default_factory=list)
     replaced_surrogates: int = 0
+    unfinished: Sequence[str] = ()
 
     @property
     def schema(self) -> pa.Schema:

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .rows import FileIdentity, FileReader, InputError, InputFile
+from .jsonl import JsonlReader
+from .rows import FileIdentity, FileReader, InputError
 
 _EDGE_BYTES = 64 << 10
 _CURE = "restore it, or start over with --fresh"
@@ -40,7 +41,7 @@ def arrange(readers: Mapping[str, FileReader], known: Sequence[FileIdentity]) ->
         if added < 0:
             raise InputError(f"{name}: has fewer rows than when this job began; {_CURE}", 2)
         if added or name not in counted:
-            identities.append(_identity(readers[name].file, added))
+            identities.append(_identity(readers[name], added))
     return _place(identities, readers)
 
 
@@ -79,10 +80,13 @@ def _has_grown(path: Path, entry: FileIdentity) -> bool:
         return b"\n" in file.read(2) or entry.size == 0
 
 
-def _identity(file: InputFile, rows: int) -> FileIdentity:
-    status = file.path.stat()
-    edge = _edge(file.path, status.st_size) if file.format == "jsonl" else ""
-    return FileIdentity(file.name, status.st_size, status.st_mtime_ns, rows, edge)
+def _identity(reader: FileReader, rows: int) -> FileIdentity:
+    """The file up to the end of its last row."""
+    file, status = reader.file, reader.file.path.stat()
+    end = reader.end if isinstance(reader, JsonlReader) else None
+    size = status.st_size if end is None else end
+    edge = _edge(file.path, size) if file.format == "jsonl" else ""
+    return FileIdentity(file.name, size, status.st_mtime_ns, rows, edge)
 
 
 def _edge(path: Path, size: int) -> str:

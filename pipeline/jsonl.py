@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from .lines import Block, Line, read_blocks
+from .lines import Block, Line, offset_of, read_blocks
 from .parquet import first_line
 from .rows import InputError, InputFile, RowBatch, bad_row
 from .schema import blank, record_batch
@@ -45,6 +45,8 @@ class JsonlReader:
     relevant: frozenset[str] | None = None
     block_bytes: int = BLOCK_BYTES
     starts: list[Start] = field(default_factory=list)
+    unfinished: Line | None = None  # at the end of the file, still being written
+    end: int | None = None  # the byte at which that line begins
 
     def read(self, start: int, stop: int, schema: pa.Schema) -> Iterator[RowBatch]:
         for first, lines in self._blocks(start):
@@ -102,6 +104,7 @@ def open_jsonl(
     votes = Votes(settled)
     try:
         for block, lines in read_blocks(file.path, block_bytes):
+            lines = _finished(reader, block, lines)
             lines = lines if num_rows is None else lines[: num_rows - reader.num_rows]
             _scan_block(reader, votes, block, lines)
             if reader.num_rows == num_rows:
@@ -110,6 +113,14 @@ def open_jsonl(
         raise InputError(f"{file.name}: cannot be read: {first_line(error)}") from error
     reader.schema, reader.contested = votes.result()
     return reader
+
+
+def _finished(reader: JsonlReader, block: Block, lines: list[Line]) -> list[Line]:
+    """The lines without one at the end of the file that is not whole yet: it is no row until it is."""
+    if lines[-1].ended or not str(parse(lines[-1])).startswith("not valid"):
+        return lines
+    reader.unfinished, reader.end = lines[-1], offset_of(reader.file.path, lines[-1], block)
+    return lines[:-1]
 
 
 def parse(line: Line) -> dict[str, Any] | str:

@@ -11,10 +11,14 @@ _MARK = b"\xef\xbb\xbf"
 
 
 class Line(NamedTuple):
-    """A line that is not blank, without its end; `number` counts all lines of the file from 1."""
+    """A line that is not blank, without its end; `number` counts all lines of the file from 1.
+
+    `ended`: a line feed follows; only the last line of a file may lack one.
+    """
 
     number: int
     data: bytes
+    ended: bool = True
 
 
 class Block(NamedTuple):
@@ -34,15 +38,27 @@ def read_blocks(path: Path, block_bytes: int, start: Block = FIRST_BLOCK) -> Ite
         offset, number = start
         for data in _whole_lines(file, block_bytes):
             texts = data.split(b"\n")
-            if not texts[-1]:
+            ended = not texts[-1]
+            if ended:
                 texts.pop()
             if offset == 0 and texts[0].startswith(_MARK):
                 texts[0] = texts[0][len(_MARK) :]
             lines = [Line(number + index, text) for index, text in enumerate(texts) if text and not text.isspace()]
+            if lines and not ended and lines[-1].number == number + len(texts) - 1:
+                lines[-1] = lines[-1]._replace(ended=False)
             if lines:
                 yield Block(offset, number), lines
             offset += len(data)
             number += len(texts)
+
+
+def offset_of(path: Path, line: Line, block: Block) -> int:
+    """The byte at which a line of a block begins."""
+    with path.open("rb") as file:
+        file.seek(block.offset)
+        for _ in range(line.number - block.line):
+            file.readline()
+        return file.tell()
 
 
 def _whole_lines(file: BinaryIO, block_bytes: int) -> Iterator[bytes]:

@@ -100,6 +100,11 @@ class Source(Protocol):
         """Lone surrogates replaced by U+FFFD so far."""
         ...
 
+    @property
+    def unfinished(self) -> Sequence[str]:
+        """Places of lines that are still being written, and no rows yet."""
+        ...
+
     def batches(self, start: int = 0, columns: Sequence[str] | None = None) -> Iterator[RowBatch]:
         """Rows from position `start` on, ascending, with these columns only; about one row group in memory."""
         ...

@@ -15,7 +15,7 @@ from .arrow import open_arrow
 from .config import InputSettings
 from .files import find_files
 from .growth import Run, arrange
-from .jsonl import first_problem, open_jsonl
+from .jsonl import JsonlReader, first_problem, open_jsonl
 from .parquet import open_parquet
 from .rows import FileIdentity, FileReader, InputError, InputFile, RowBatch, Source
 from .schema import extend_fields, merge_fields, nullable
@@ -93,6 +93,12 @@ class FileSource:
     @property
     def replaced_surrogates(self) -> int:
         return sum(reader.replaced_surrogates for reader in {id(run.reader): run.reader for run in self.runs}.values())
+
+    @property
+    def unfinished(self) -> list[str]:
+        readers = {id(run.reader): run.reader for run in self.runs}.values()
+        lines = [(reader.file.name, reader.unfinished) for reader in readers if isinstance(reader, JsonlReader)]
+        return [f"{name} line {line.number}" for name, line in lines if line is not None]
 
     def batches(self, start: int = 0, columns: Sequence[str] | None = None) -> Iterator[RowBatch]:
         schema = self.schema if columns is None else _project(self.schema, columns)

@@ -658,3 +658,16 @@ def test_an_input_without_a_readable_line_is_what_is_wrong(
         with pytest.raises((UsageError, InputError), match=words) as caught:
             work(job, FakeModels())
         assert caught.value.exit_code == 2
+
+
+def test_a_line_still_being_written_is_answered_once_it_is_whole(tmp_path: Path) -> None:
+    path = write_rows(tmp_path, 3)
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"word": "la')
+    counts = run(make_job(tmp_path), models=FakeModels()).counts
+    assert (counts["rows"], counts["error"]) == (3, 0)
+    assert "unfinished_line" in (tmp_path / "out" / "__batchgen__" / "log.jsonl").read_text()
+    path.write_bytes(whole + b'{"word": "last"}\n')
+    run(make_job(tmp_path), models=FakeModels())
+    rows = read_output(tmp_path / "out")
+    assert ([row["word"] for row in rows][3:], rows[3]["error"]) == (["last"], None)

@@ -191,3 +191,29 @@ def test_nan_in_a_column_of_settled_whole_numbers_is_null(tmp_path: Path) -> Non
     grown = open_source(InputSettings(path="*.jsonl"), tmp_path, known.files, known.schema)
     assert rows_of(grown) == [{"x": 1}, {"x": None}]
     assert errors_of(grown) == {}
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("cut", [5, 9, 12])
+def test_a_line_still_being_written_is_no_row_yet(tmp_path: Path, cut: int, mark: bytes) -> None:
+    path, line = tmp_path / "a.jsonl", mark + '{"x": "aäb"}'.encode()
+    path.write_bytes(line[:cut])
+    first = read(tmp_path)
+    assert (first.num_rows, list(first.unfinished)) == (0, ["a.jsonl line 1"])
+    path.write_bytes(line + b"\n" + line[len(mark) :][:cut])
+    known = read(tmp_path, first.files)
+    assert (values(known), list(known.unfinished)) == (["aäb"], ["a.jsonl line 2"])
+    again = read(tmp_path, known.files)
+    assert again.files == known.files
+    path.write_bytes(line + b"\n" + line[len(mark) :])
+    whole = read(tmp_path, known.files)
+    assert (values(whole), list(whole.unfinished)) == (["aäb", "aäb"], [])
+    path.write_bytes(line.replace(b"b", b"c") + b"\n" + line)
+    with pytest.raises(InputError, match="changed"):
+        read(tmp_path, known.files)
+
+
+def test_a_bad_line_that_has_ended_is_a_row(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"x": "a"}\n{"x": \n')
+    source = read(tmp_path)
+    assert (source.num_rows, list(source.unfinished), list(errors_of(source))) == (2, [], [1])
