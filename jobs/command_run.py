@@ -36,6 +36,8 @@ def run_command(
     if limit is not None:
         job = job.with_limit(limit)
     report = run(job, options, models, stop=_stop(deadline))
+    if report.warning is not None:
+        _warn(report.warning, log_format)
     if not quiet:
         _tell(report, log_format)
     return report.exit_code
@@ -63,6 +65,11 @@ def _ask_before_fresh(job: Job) -> None:
     if not sys.stdin.isatty():
         raise UsageError(f"{job.output_path}: --fresh throws this output away; confirm with --yes")
     click.confirm(f"Throw away the output in {job.output_path}?", abort=True, err=True)
+
+
+def _warn(text: str, log_format: str) -> None:
+    line = " ".join(text.split()) if log_format == "text" else json.dumps({"event": "warning", "message": text})
+    print(line, file=sys.stderr, flush=True)
 
 
 def _tell(report: Report, log_format: str) -> None:

@@ -61,7 +61,9 @@ def parse_yaml(text: str) -> Any:
     """The value of a YAML text, in the types of YAML 1.2. Raises yaml.YAMLError."""
     loader = _Loader(text)
     try:
-        return loader.get_single_data()
+        return _copy(loader.get_single_data())
+    except RecursionError as error:
+        raise yaml.MarkedYAMLError(problem="nested too deeply, or an anchor that holds itself") from error
     finally:
         loader.dispose()
 

@@ -70,6 +70,8 @@ def _reason(items: list[dict[str, Any]], model: type[BaseModel]) -> str:
             return keyed[1] if keyed else str(item["ctx"]["error"])
     if first["loc"] and first["loc"][-1] == "[key]":
         return f"must be one of {_expected(first)}"
+    if any(item["type"] in ("too_short", "string_too_short") for item in items):
+        return "must not be empty"
     wanted = [_expected(item) for item in items]
     if any(text is None for text in wanted):
         return _plain(first)

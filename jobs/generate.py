@@ -53,6 +53,7 @@ class Generation:
         require_columns(self.renderer, source.schema)
         self._prefix = job.output.prefix
         self._last_error: str | None = None
+        self._first_error: tuple[int, str] | None = None
         self._next_log = time.monotonic() + _LOG_SECONDS
 
     def load(self) -> None:
@@ -104,7 +105,7 @@ class Generation:
             prompt, output = (pc.sum(pc.struct_field(usage, name)).as_py() or 0 for name in _TOKENS)
             self._record(batch.column("position"), codes, batch.columns[1:])
             self._meter.finished(len(codes), prompt, output)
-            self._note_errors(batch.column(f"{self._prefix}error"))
+            self._note_errors(batch.column("position"), batch.column(f"{self._prefix}error"))
         if time.monotonic() >= self._next_log:
             self._next_log += _LOG_SECONDS
             self.log_progress()
@@ -120,10 +121,19 @@ class Generation:
         self._journal.put(rows)
         self._output.outcomes.record(positions.to_numpy(), codes)
 
-    def _note_errors(self, errors: pa.Array) -> None:
-        if errors.null_count < len(errors):
-            last = errors.drop_null()[-1].as_py()
-            self._last_error = f"{last['code']}: {last['message']}"
+    @property
+    def first_error(self) -> str | None:
+        """The error of the first failed row, by position."""
+        return None if self._first_error is None else self._first_error[1]
+
+    def _note_errors(self, positions: pa.Array, errors: pa.Array) -> None:
+        if errors.null_count == len(errors):
+            return
+        self._last_error = _in_words(errors.drop_null()[-1])
+        failed = positions.filter(errors.is_valid())
+        first = pc.min(failed).as_py()
+        if self._first_error is None or first < self._first_error[0]:
+            self._first_error = first, _in_words(errors[pc.index(positions, first).as_py()])
 
     def log_progress(self) -> None:
         """One event with the figures of the moment and the last failed row's error."""
@@ -131,6 +141,10 @@ class Generation:
         speed = {name: round(value, 4) for name, value in snapshot.rates.items()}
         self._output.log.write("progress", rows=snapshot.rows_done, speed=speed, error=self._last_error)
         self._last_error = None
+
+
+def _in_words(error: pa.Scalar) -> str:
+    return f"{error['code']}: {error['message']}"
 
 
 def make_renderer(job: Job, models: Models, sampling: Sampling, tokenizer: Any, date: str) -> Renderer:

@@ -21,6 +21,16 @@ class Report:
     stopped: str | None = None
     too_many_failures: bool = False
     exit_code: int = 0
+    first_error: str | None = None  # of the rows this run asked, by position
+
+    @property
+    def warning(self) -> str | None:
+        """One line when no row succeeded and some failed."""
+        failed = self.counts.get("error", 0)
+        if not failed or self.counts.get("stop") or self.counts.get("length"):
+            return None
+        first = f", the first with {self.first_error}" if self.first_error else ""
+        return f"warning: {self.output}: all {failed} rows failed{first}"
 
     def as_json(self) -> dict[str, Any]:
         """The report as JSON values."""

@@ -72,6 +72,7 @@ class Session:
     stop: Stop
     rows_asked: int = 0
     stopped: str | None = None
+    first_error: str | None = None
     began: float = field(default_factory=time.monotonic)
 
     def work(self, output: Output) -> None:
@@ -125,6 +126,7 @@ class Session:
             self._tell(generation)
         displays = [choose_display(self.options.quiet, self.options.log_format), *metrics]
         generation.run(todo, displays, self.stop.is_due)
+        self.first_error = generation.first_error
         self.stop.check()
 
     def _tell(self, generation: Generation) -> None:
@@ -147,6 +149,7 @@ class Session:
             seconds=time.monotonic() - self.began,
             asked=self.rows_asked,
             stopped=self.stopped,
+            first_error=self.first_error,
             too_many_failures=too_many,
             exit_code=3 if too_many else self.stop.exit_code if self.stopped else 0,
         )

@@ -23,6 +23,11 @@ from .outcomes import OPEN, SKIPPED
 from .output import SIDECAR, recover_outcomes
 
 _RETRY_SECONDS = 0.5
+_SPEEDS = {
+    "rows_per_second": "rows/s",
+    "prompt_tokens_per_second": "prompt tokens/s",
+    "output_tokens_per_second": "output tokens/s",
+}
 
 
 @dataclass(frozen=True)
@@ -95,13 +100,25 @@ def describe_status(status: Status) -> Iterator[str]:
         f"{status.tokens['completion_tokens']} output"
     )
     if status.speed:
-        yield f"speed: {', '.join(f'{value:.4g} {name}' for name, value in status.speed.items())}"
+        yield f"speed: {', '.join(_speed_words(status.speed))}"
     yield f"last error: {status.last_error or 'none'}"
     if status.holder:
         age = time.time() - float(status.holder.get("heartbeat", 0))
         yield f"a run is alive: host {status.holder['host']}, process {status.holder['pid']}, heartbeat {age:.0f} s ago"
     else:
         yield "no run is alive"
+
+
+def _speed_words(speed: dict[str, float]) -> Iterator[str]:
+    for name, unit in _SPEEDS.items():
+        if name in speed:
+            yield f"{_plain_number(speed[name])} {unit}"
+    if "reuse" in speed:
+        yield f"{speed['reuse']:.0%} of prompt tokens reused"
+
+
+def _plain_number(value: float) -> str:
+    return f"{value:.{2 if value < 1 else 1 if value < 100 else 0}f}"
 
 
 def _manifest(output: Path) -> tuple[Manifest, bool]:

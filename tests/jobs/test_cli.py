@@ -354,3 +354,16 @@ def test_a_full_disk_is_told_with_its_cure(
     assert err == (
         "/somewhere/file: the disk is full; finished rows are kept, free space and give the same command again\n"
     )
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_job_whose_rows_all_fail_is_not_silent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], log_format: str
+) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"word": null}\n' * 3)
+    assert run_command(make_job(tmp_path), quiet=True, log_format=log_format, models=FakeModels()) == 0
+    [line] = capsys.readouterr().err.splitlines()
+    assert "all 3 rows failed, the first with null_value: column 'word' is null" in line
+    write_rows(tmp_path, 12, mode="a")
+    assert run_command(make_job(tmp_path), quiet=True, models=FakeModels()) == 0
+    assert capsys.readouterr().err == ""

@@ -2,8 +2,10 @@
 
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
+from job_files import make_job
 
 from batchgen.jobs import Job
 from batchgen.jobs.document import parse_assignments, parse_yaml
@@ -211,3 +213,23 @@ def test_allowed_failures(tmp_path: Path) -> None:
         return Job.load(write(tmp_path), {"run.max_failures": value}).run.allowed_failures(250)
 
     assert [allowed(value) for value in (None, 0, 7, "1%", "0.5%", "100%")] == [None, 0, 7, 2, 1, 250]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("input__path", []), ("input__path", ""), ("prompt", {"messages": []}), ("output__path", ""), ("name", "")],
+)
+def test_what_is_empty_is_said_in_plain_words(tmp_path: Path, key: str, value: Any) -> None:
+    place = "prompt.messages" if key == "prompt" else key.replace("__", ".")
+    with pytest.raises(UsageError) as caught:
+        make_job(tmp_path, **{key: value})
+    assert str(caught.value) == f"{tmp_path / 'job.yaml'}: {place}: must not be empty"
+
+
+@pytest.mark.parametrize("text", ["model: &m [*m]\n", "a: &m {b: *m}\n", f"model: {'[' * 5000}{']' * 5000}\n"])
+def test_yaml_without_an_end_is_one_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=r"job\.yaml: not valid YAML: nested too deeply") as caught:
+        Job.load(path)
+    assert caught.value.exit_code == 2

@@ -4,6 +4,7 @@ import shutil
 import signal
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from batchgen.jobs.errors import UsageError
 from batchgen.jobs.manifest import Manifest
 from batchgen.jobs.outcomes import parse_retry
 from batchgen.jobs.run import RunOptions
-from batchgen.jobs.status import read_status
+from batchgen.jobs.status import describe_status, read_status
 
 
 def test_asked_again_counts_once(tmp_path: Path) -> None:
@@ -111,3 +112,15 @@ def test_a_run_that_publishes_in_the_middle_of_the_reading(tmp_path: Path, monke
     monkeypatch.setattr(Manifest, "load", late)
     assert read_status(tmp_path / "out").counts == manifest(tmp_path / "out")["counts"]
     assert len(calls) == 2
+
+
+def test_speed_is_told_in_words_and_plain_numbers(tmp_path: Path) -> None:
+    write_rows(tmp_path, 3)
+    run(make_job(tmp_path), models=FakeModels())
+    speed = {
+        "rows_per_second": 0.04, "prompt_tokens_per_second": 123456.7, "output_tokens_per_second": 12.34,
+        "reuse": 0.251, "kv_use": 0.5,
+    }  # fmt: skip
+    lines = list(describe_status(replace(read_status(tmp_path / "out"), speed=speed)))
+    expected = "speed: 0.04 rows/s, 123457 prompt tokens/s, 12.3 output tokens/s, 25% of prompt tokens reused"
+    assert expected in lines
