@@ -62,7 +62,10 @@ class Generation:
         self.encoder = ResultEncoder(self.engine.tokenizer, self.sampling, self.engine.bounds.eos_ids, self._prefix)
         self._schema = journal_schema(self.encoder.results)
         self._output.describe(
-            settings=resolved_settings(self._job, self.sampling, self.origins),
+            settings={
+                **resolved_settings(self._job, self.sampling, self.origins),
+                "resolved_engine": dict(self.engine.resolved),
+            },
             model={"path": self._job.model.path, "digest": self._output.manifest.identity["model"]["digest"]},
             tokenizer={"path": self._job.tokenizer_path, "digest": self.engine.tokenizer.digest()},
             versions=installed_versions(),

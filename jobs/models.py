@@ -21,7 +21,7 @@ class LoadedModel(Protocol):
 
     tokenizer: Any
     statistics: Any
-
+    resolved: Mapping[str, Any]  # what `auto` came to: device, dtype, weights, sizes
     bounds: Any  # eos_ids: the end tokens of model and tokenizer
 
     def run(self, requests: Iterable[Request]) -> Iterator[Completion]: ...

@@ -4,6 +4,7 @@ Knows the order of precedence by name only; loads no model.
 """
 
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -51,6 +52,12 @@ def resolved_settings(job: Job, sampling: Sampling, origins: dict[str, Any]) -> 
     sections = job.model_dump(mode="json", exclude={"generation", "name"})
     generation = {**job.generation.model_dump(mode="json"), **asdict(sampling)}
     return {**sections, "generation": generation, "generation_origins": origins}
+
+
+def describe_engine(resolved: Mapping[str, Any]) -> str:
+    """One line with the numbers that the model is computed in."""
+    shown = [f"{name} {resolved[name]}" for name in ("device", "dtype", "weights", "kv_cache") if name in resolved]
+    return f"engine: {', '.join(shown)}"
 
 
 def describe_sampling(sampling: Sampling, origins: dict[str, Any]) -> str:

@@ -25,7 +25,7 @@ from .output import Output, open_output
 from .progress import choose_display
 from .publish import publish
 from .report import Report
-from .resolved import describe_sampling
+from .resolved import describe_engine, describe_sampling
 from .stop import Stop, Stopped
 from .times import parse_deadline
 
@@ -131,9 +131,11 @@ class Session:
 
     def _tell(self, generation: Generation) -> None:
         if self.options.log_format == "json":
-            settings = {"sampling": asdict(generation.sampling), "origins": generation.origins}
+            resolved = dict(generation.engine.resolved)
+            settings = {"sampling": asdict(generation.sampling), "origins": generation.origins, "engine": resolved}
             print(json.dumps({"event": "settings", **settings}), file=sys.stderr)
         else:
+            print(describe_engine(generation.engine.resolved), file=sys.stderr)
             print(describe_sampling(generation.sampling, generation.origins), file=sys.stderr)
 
     def report(self, output: Output) -> Report:

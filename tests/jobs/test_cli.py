@@ -12,7 +12,7 @@ from typing import Any
 import click
 import pytest
 from fake_models import FakeEngine, FakeModels
-from job_files import make_job, read_output, visible, write_job, write_rows
+from job_files import make_job, manifest, read_output, visible, write_job, write_rows
 from tiny import tiny_model
 
 from batchgen.jobs import Job, cli
@@ -367,3 +367,11 @@ def test_a_job_whose_rows_all_fail_is_not_silent(
     write_rows(tmp_path, 12, mode="a")
     assert run_command(make_job(tmp_path), quiet=True, models=FakeModels()) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_what_the_engine_came_to_is_told_and_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rows(tmp_path, 3)
+    run_command(make_job(tmp_path), models=FakeModels())
+    assert capsys.readouterr().err.splitlines()[1] == "engine: device cpu, dtype float32, weights native"
+    resolved = {"device": "cpu", "dtype": "float32", "weights": "native"}
+    assert manifest(tmp_path / "out")["settings"]["resolved_engine"] == resolved

@@ -63,6 +63,7 @@ class FakeEngine:
     interrupted: bool = False
     tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
     bounds: Any = field(default_factory=lambda: SimpleNamespace(eos_ids=frozenset({END})))
+    resolved: dict[str, Any] = field(default_factory=lambda: {"device": "cpu", "dtype": "float32", "weights": "native"})
     asked: list[int] = field(default_factory=list)
     statistics: Any = field(
         default_factory=lambda: SimpleNamespace(
