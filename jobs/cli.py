@@ -136,8 +136,20 @@ def status(output: Path, as_json: bool) -> int:
     "--text", required=True, type=click.Path(path_type=Path), help="A UTF-8 text like the one the model will write."
 )
 @click.option("--weights", default="native,int8,int4", show_default=True, help="Weight formats to measure.")
-@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="bfloat16", show_default=True)
-@click.option("--reference-dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True)
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16"]),
+    default="bfloat16",
+    show_default=True,
+    help="Number format of the computation.",
+)
+@click.option(
+    "--reference-dtype",
+    type=click.Choice(["float32", "bfloat16"]),
+    default="float32",
+    show_default=True,
+    help="The same for the native weights it is compared with.",
+)
 @click.option(
     "--tokens", type=click.IntRange(min=2), default=8192, show_default=True, help="Tokens of the text to use."
 )
