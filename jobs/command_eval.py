@@ -33,6 +33,7 @@ def evaluate(model: str, text: Path, options: EvalOptions) -> list[dict[str, Any
     from batchgen.engine.checkpoint import open_checkpoint
     from batchgen.engine.decoder import load_decoder
     from batchgen.engine.machine import DTYPES, use_granted_cores
+    from batchgen.engine.models import architecture
     from batchgen.engine.tokenizer import load_tokenizer
 
     use_granted_cores()
@@ -46,7 +47,7 @@ def evaluate(model: str, text: Path, options: EvalOptions) -> list[dict[str, Any
         return Candidate(decoder, ops, decoder.kv_shape())
 
     reference = load(REFERENCE, options.reference_dtype)
-    vocabulary = min(tokenizer.size, reference.model.spec.vocab_size)
+    vocabulary = min(tokenizer.size, architecture(checkpoint.config).spec(checkpoint.config).vocab_size)
     records = []
     for weights in options.weights:
         try:

@@ -21,8 +21,12 @@ class LoadedModel(Protocol):
 
     tokenizer: Any
     statistics: Any
-    resolved: Mapping[str, Any]  # what `auto` came to: device, dtype, weights, sizes
     bounds: Any  # eos_ids: the end tokens of model and tokenizer
+
+    @property
+    def resolved(self) -> Mapping[str, Any]:
+        """What `auto` came to: device, dtype, weights, sizes."""
+        ...
 
     def run(self, requests: Iterable[Request]) -> Iterator[Completion]: ...
     def interrupt(self) -> None:

@@ -11,8 +11,7 @@ from torch import Tensor
 from . import Kernels
 from .attention import AttentionItems, Masking
 from .attention import native as native_attention
-from .attention.native import NativePlan
-from .attention.reference import AttentionPlan, attention, plan_attention
+from .attention.reference import attention, plan_attention
 from .linear.reference import linear
 from .linear_int4 import Int4Weight
 from .linear_int4.reference import linear_int4
@@ -69,12 +68,10 @@ class ReferenceKernels:
     def write_kv(self, key: Tensor, value: Tensor, slots: Tensor, key_pages: Tensor, value_pages: Tensor) -> None:
         write_kv(key, value, slots, key_pages, value_pages)
 
-    def plan_attention(self, items: AttentionItems, block_size: int) -> AttentionPlan:
+    def plan_attention(self, items: AttentionItems, block_size: int) -> Any:
         return plan_attention(items, block_size)
 
-    def attention(
-        self, query: Tensor, key_pages: Tensor, value_pages: Tensor, plan: AttentionPlan, masking: Masking
-    ) -> Tensor:
+    def attention(self, query: Tensor, key_pages: Tensor, value_pages: Tensor, plan: Any, masking: Masking) -> Tensor:
         return attention(query, key_pages, value_pages, plan, masking)
 
     def finite(self, logits: Tensor) -> Tensor:
@@ -115,12 +112,10 @@ class NativeKernels(ReferenceKernels):
     def sample(self, logits: Tensor, filters: Filters) -> Tensor:
         return native_sampling.sample(self._library, logits, filters)
 
-    def plan_attention(self, items: AttentionItems, block_size: int) -> NativePlan:
+    def plan_attention(self, items: AttentionItems, block_size: int) -> Any:
         return native_attention.plan_attention(items, block_size)
 
-    def attention(
-        self, query: Tensor, key_pages: Tensor, value_pages: Tensor, plan: NativePlan, masking: Masking
-    ) -> Tensor:
+    def attention(self, query: Tensor, key_pages: Tensor, value_pages: Tensor, plan: Any, masking: Masking) -> Tensor:
         return native_attention.attention(self._library, query, key_pages, value_pages, plan, masking)
 
     def pack_int8(self, weight: Int8Weight) -> Panels:

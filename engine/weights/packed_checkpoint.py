@@ -178,7 +178,8 @@ def _numbers(words: Tensor, bits: int) -> Tensor:
     if words.dtype != torch.int32:
         raise ValueError(f"words are {words.dtype}, not int32")
     shifted: Tensor = words.unsqueeze(-1) >> torch.arange(0, 32, bits, dtype=torch.int32)
-    return shifted & (2**bits - 1)
+    numbers: Tensor = shifted & (2**bits - 1)
+    return numbers
 
 
 def _grouped(codes: Tensor, scale: Tensor, zeros: Tensor, scheme: Scheme, index: Tensor | None) -> Stored:

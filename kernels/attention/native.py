@@ -103,8 +103,8 @@ def _make_layout(items: AttentionItems, tasks: Tasks, block_size: int) -> Layout
         axis=1,
     )
     merged, offsets, partials = _merges(items, tasks)
-    arrays = (rows, items.queries, items.positions, items.blocks, tasks.counts == 1, merged, offsets, partials)
-    arrays = tuple(np.ascontiguousarray(array, dtype=np.int64) for array in arrays)
+    parts = (rows, items.queries, items.positions, items.blocks, tasks.counts == 1, merged, offsets, partials)
+    arrays = tuple(np.ascontiguousarray(part, dtype=np.int64) for part in parts)
     addresses = (array.ctypes.data for array in arrays)
     return Layout(_Plan(*addresses, len(rows), len(merged), tasks.num_partials, block_size), arrays)
 

@@ -61,13 +61,15 @@ def make_tasks(items: AttentionItems, block_size: int, group: int, num_kv_heads:
 
 def task_cost(lanes: Ints, num_keys: Ints) -> NDArray[np.float64]:
     """Predicted time of a task, in units of one key of a vector of lanes."""
-    per_key = np.where(lanes <= NARROW_LANES, NARROW_COST, -(-lanes // VECTOR) + PACK_COST)
-    return num_keys * per_key
+    per_key = np.where(lanes <= NARROW_LANES, NARROW_COST, -(-lanes // VECTOR) + PACK_COST).astype(np.float64)
+    cost: NDArray[np.float64] = num_keys * per_key
+    return cost
 
 
 def expand(first: Ints, count: Ints) -> Ints:
     """first[0], first[0] + 1, .. first[0] + count[0] - 1, first[1], .."""
-    return np.arange(int(count.sum())) + np.repeat(first - (np.cumsum(count) - count), count)
+    expanded: Ints = np.arange(int(count.sum())) + np.repeat(first - (np.cumsum(count) - count), count)
+    return expanded
 
 
 def _split(sizes: Ints, most: Ints | int) -> tuple[Ints, Ints, Ints]:
