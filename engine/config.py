@@ -60,7 +60,7 @@ class ModelSettings(Section):
     weights: Literal["auto", "native", "int8", "int4", "fp8"] = Field(
         "auto",
         description="number format of weights; native: the checkpoint's values in dtype, int8 and int4: whole numbers "
-        "with 8-bit activations (4-bit checkpoints stay as they are), auto: native",
+        "with 8-bit activations (int4 keeps the codes of 4-bit checkpoints), auto: native",
     )
 
     @field_validator("weights")
