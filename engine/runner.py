@@ -56,8 +56,8 @@ class Runner:
         hidden = self.model.forward(self._batch(feeds), self.pages)
         sampling = [feed for feed in feeds if feed.samples]
         drawn: list[Drawn] = []
-        for start in range(0, len(sampling), self._rows_at_once(hidden)):
-            rows = slice(start, start + self._rows_at_once(hidden))
+        for start in range(0, len(sampling), self._rows_at_once()):
+            rows = slice(start, start + self._rows_at_once())
             sequences = [feed.sequence for feed in sampling[rows]]
             drawn += self.sampler.draw(sequences, self.model.logits(hidden[rows]))
         results = iter(drawn)
@@ -122,5 +122,5 @@ class Runner:
     def _tensor(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(self.device)
 
-    def _rows_at_once(self, hidden: Tensor) -> int:
+    def _rows_at_once(self) -> int:
         return max(1, LOGITS_BYTES // (4 * self.sampler.vocabulary))

@@ -1,7 +1,7 @@
 """Rows per second of the engine beside transformers' batched `generate`, same model, same tokens, one run.
 
     .venv/bin/python tests/benchmarks/throughput.py [--workload label | --prompts FILE.jsonl] [--rows 256]
-        [--peer-rows 64] [--dtype bfloat16]
+        [--peer-rows 64] [--dtype bfloat16] [--weights int4]
 
 A prompts file holds one JSON object per line with `prompt`, `max_tokens` and optionally `n` and `temperature`. End
 tokens are ignored, so both make the same number of tokens. Prints one JSON line. Run it with nothing else running.
@@ -121,11 +121,12 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--peer-rows", type=int, default=64)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
+    parser.add_argument("--weights", choices=("native", "int8", "int4"), default="native")
     args = parser.parse_args()
     dtype = getattr(torch, args.dtype)
 
     start = time.perf_counter()
-    engine = Engine.load(str(demo_model_path()), device="cpu", dtype=args.dtype)
+    engine = Engine.load(str(demo_model_path()), device="cpu", dtype=args.dtype, weights=args.weights)
     load = time.perf_counter() - start
     rows = read_rows(args)
     prompts = engine.tokenizer.encode([row["prompt"] for row in rows], add_special_tokens=True)
@@ -137,6 +138,7 @@ def main() -> None:
         "workload": str(args.prompts or args.workload),
         "rows": len(rows),
         "dtype": args.dtype,
+        "weights": args.weights,
         "threads": torch.get_num_threads(),
         "load_s": round(load, 2),
         "batchgen": own,
