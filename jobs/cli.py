@@ -130,6 +130,33 @@ def status(output: Path, as_json: bool) -> int:
     return 0
 
 
+@cli.command()
+@_JOB
+@click.option("--at", required=True, metavar="HH:MM", help="Local time at which the job starts every night.")
+@click.option("--deadline", metavar="TIME", help="When a night ends: a time (06:00) or a while (4h).")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["systemd", "cron"]),
+    default="systemd",
+    show_default=True,
+    help="What to print.",
+)
+@click.option("--install", is_flag=True, help="Write the units into your systemd user directory.")
+@_set
+@_debug
+def schedule(job_path: Path, assignments: tuple[str, ...], **options: Any) -> int:
+    """Print a systemd timer with its service, or a crontab line, that runs a job every night.
+
+    A night continues where the last one was stopped, and answers rows that have come since.
+    """
+    from .command_schedule import schedule_job
+
+    for line in schedule_job(_load(job_path, assignments), assignments=assignments, **options):
+        click.echo(line)
+    return 0
+
+
 @cli.command("eval")
 @click.argument("model", metavar="MODEL")
 @click.option(

@@ -136,6 +136,17 @@ def _copy(value: Any) -> Any:
     return [_copy(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
+def variables_in(document: Any) -> set[str]:
+    """Names of the environment variables that a document asks for."""
+    if isinstance(document, dict):
+        return set().union(*map(variables_in, document.values()))
+    if isinstance(document, list):
+        return set().union(*map(variables_in, document))
+    if not isinstance(document, str):
+        return set()
+    return {match[2] for match in _VARIABLE.finditer(document) if not match[1]}
+
+
 def expand_variables(document: Any, source: str, place: str = "") -> Any:
     """Replaces `${NAME}` in every string by the environment's value (`$${NAME}` stays as `${NAME}`).
 

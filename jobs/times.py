@@ -11,11 +11,20 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smh])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
+def parse_clock(text: str) -> tuple[int, int]:
+    """Hour and minute of `06:00`. Raises ValueError."""
+    match = _CLOCK.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"must be a time of day like 02:00, got {text!r}")
+    return int(match[1]), int(match[2])
+
+
 def parse_deadline(text: str, now: datetime | None = None) -> datetime:
     """`06:00`: its next occurrence in local time; `90s`, `30m`, `2h`: that much after `now`. Raises ValueError."""
     now = now or datetime.now()
-    if match := _CLOCK.fullmatch(text.strip()):
-        today = now.replace(hour=int(match[1]), minute=int(match[2]), second=0, microsecond=0)
+    if _CLOCK.fullmatch(text.strip()):
+        hour, minute = parse_clock(text)
+        today = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
         return today if today > now else today + timedelta(days=1)
     if match := _DURATION.fullmatch(text.strip()):
         return now + timedelta(seconds=float(match[1]) * _SECONDS[match[2]])
