@@ -36,8 +36,8 @@ def run_command(
     if limit is not None:
         job = job.with_limit(limit)
     report = run(job, options, models, stop=_stop(deadline))
-    if report.warning is not None:
-        _warn(report.warning, log_format)
+    for warning in report.warnings:
+        _warn(warning, log_format)
     if not quiet:
         _tell(report, log_format)
     return report.exit_code

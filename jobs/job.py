@@ -4,6 +4,7 @@ Knows how a file becomes a `Job`; does not open inputs, models or outputs.
 """
 
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -16,6 +17,7 @@ from batchgen.pipeline.config import InputSettings, OutputSettings, PromptSettin
 from .document import expand_variables, override, read_document
 from .errors import UsageError
 from .explain import explain
+from .hook import is_url
 from .times import parse_deadline
 
 _PERCENT = re.compile(r"\d+(\.\d+)?%")
@@ -29,7 +31,10 @@ class RunSettings(Section):
     checkpoint_seconds: float = Field(30, gt=0, le=86400, description="most work a kill can lose")
     retries: int = Field(0, ge=0, description="times a row that failed to parse or hit max_tokens is asked again")
     metrics_file: str | None = Field(None, min_length=1, description="Prometheus text file, rewritten while running")
-    on_finish: str | None = Field(None, description="command or webhook URL that receives the manifest")
+    on_finish: str | None = Field(
+        None,
+        description="told when a run ends: a command, or a webhook URL, that is given the manifest as JSON",
+    )
     price_per_hour: float | None = Field(None, ge=0, description="turns device time into cost")
 
     @field_validator("max_failures")
@@ -56,9 +61,14 @@ class RunSettings(Section):
 
     @field_validator("on_finish")
     @classmethod
-    def _no_hook_yet(cls, value: str | None) -> str | None:
-        if value is not None:
-            raise ValueError("the completion hook is not available yet, remove the key")
+    def _hook_is_a_command_or_url(cls, value: str | None) -> str | None:
+        if value is not None and not is_url(value):
+            try:
+                words = shlex.split(value)
+            except ValueError as error:
+                raise ValueError(f"is no command line: {error}") from error
+            if not words:
+                raise ValueError("must be a command or an http(s) URL, got only blanks")
         return value
 
     def allowed_failures(self, num_rows: int) -> int | None:

@@ -22,10 +22,15 @@ class Report:
     too_many_failures: bool = False
     exit_code: int = 0
     first_error: str | None = None  # of the rows this run asked, by position
+    hook_error: str | None = None  # why run.on_finish was not told
 
     @property
-    def warning(self) -> str | None:
-        """One line when no row succeeded and some failed."""
+    def warnings(self) -> list[str]:
+        """A line each: no row succeeded and some failed, and a hook that did not hear of it."""
+        found = [self._nothing_succeeded(), self.hook_error and f"warning: {self.output}: {self.hook_error}"]
+        return [line for line in found if line]
+
+    def _nothing_succeeded(self) -> str | None:
         failed = self.counts.get("error", 0)
         if not failed or self.counts.get("stop") or self.counts.get("length"):
             return None

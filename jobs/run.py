@@ -6,7 +6,9 @@ Composed from the pipeline, the engine and the output; each of them decides its 
 import json
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 
 import numpy as np
@@ -16,8 +18,10 @@ from batchgen.pipeline.rows import Source
 from batchgen.pipeline.source import open_source
 
 from .check import check_columns, check_files, check_model, relevant_columns, require_writable_columns
+from .failure import explain_failure
 from .fingerprint import identity_of
 from .generate import Generation
+from .hook import HookError, make_hook
 from .job import Job
 from .metrics import open_metrics
 from .models import Models
@@ -48,14 +52,27 @@ def run(job: Job, options: RunOptions | None = None, models: Models | None = Non
     session = Session(job, options or RunOptions(), models or Models(), stop or Stop(_deadline(job)))
     check_files(job)
     check_model(job, session.models)
-    with session.stop.listening(), open_output(job, session.options.fresh) as output:
+    with announcing(session), session.stop.listening(), open_output(job, session.options.fresh) as output:
         try:
             with output.failing():
                 session.work(output)
         except Stopped:
             session.stopped = session.stop.reason
             output.settle("stopped", reason=session.stopped)
-        return session.report(output)
+        session.outcome = session.report(output)
+    return session.outcome
+
+
+@contextmanager
+def announcing(session: "Session") -> Iterator[None]:
+    """Calls `run.on_finish` when the block is left, by an error too."""
+    try:
+        yield
+    except Exception as error:
+        message, exit_code = explain_failure(error)
+        session.announce(exit_code, message)
+        raise
+    session.outcome = replace(session.outcome, hook_error=session.announce(session.outcome.exit_code))
 
 
 def _deadline(job: Job) -> datetime | None:
@@ -73,6 +90,8 @@ class Session:
     rows_asked: int = 0
     stopped: str | None = None
     first_error: str | None = None
+    output: Output | None = None  # once it is this job's and there is something to do
+    outcome: Report = field(init=False)
     began: float = field(default_factory=time.monotonic)
 
     def work(self, output: Output) -> None:
@@ -82,6 +101,8 @@ class Session:
         source = self._open_source(output)
         self.stop.check()
         todo = self._todo(output)
+        if todo.any() or not output.is_settled:
+            self.output = output
         if todo.any():
             self._generate(output, source, todo)
         if not output.is_settled:
@@ -137,6 +158,22 @@ class Session:
         else:
             print(describe_engine(generation.engine.resolved), file=sys.stderr)
             print(describe_sampling(generation.sampling, generation.origins), file=sys.stderr)
+
+    def announce(self, exit_code: int, error: str | None = None) -> str | None:
+        """Hands the manifest to `run.on_finish` and tells what went wrong with that.
+
+        A run that found nothing to do, or that somebody ended by a signal, is no news.
+        """
+        if self.output is None or self.stopped in ("interrupted", "terminated"):
+            return None
+        output = self.output
+        facts = {"output": str(output.path), "exit_code": exit_code, "error": error}
+        try:
+            make_hook(self.job.run.on_finish, self.job.base)({**asdict(output.manifest), **facts})
+        except HookError as problem:
+            output.log.write("hook_failed", reason=str(problem))
+            return f"run.on_finish: {problem}"
+        return None
 
     def report(self, output: Output) -> Report:
         """What the run came to."""
