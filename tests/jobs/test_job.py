@@ -96,7 +96,6 @@ def test_illegal_values_are_refused_with_their_place(tmp_path: Path, key: str, v
         ("output.path", "memory://x"),
         ("input.path", "hf://datasets/a/b"),
         ("run.retries", 1),
-        ("run.on_finish", "true"),
     ],
 )
 def test_what_is_not_there_yet_is_refused_by_name(tmp_path: Path, key: str, value: object) -> None:
