@@ -132,7 +132,8 @@ class EngineSettings(Section):
         "auto", description='KV cache: auto, bytes ("8GiB"), or a share of what is free (0.9)'
     )
     kv_cache: Literal["auto", "float32", "bfloat16", "fp8", "int8", "int4"] = Field(
-        "auto", description="number format of keys and values"
+        "auto",
+        description="number format of keys and values; fp8, int8, int4: scaled per token and head, auto: model.dtype",
     )
     block_size: int = Field(16, ge=1, le=1024, description="tokens per KV block")
     max_batch_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = Field("auto", description="tokens fed per step")
@@ -154,11 +155,6 @@ class EngineSettings(Section):
     def _memory_is_a_size(cls, value: int | float | str) -> int | float | str:
         parse_memory(value)
         return value
-
-    @field_validator("kv_cache")
-    @classmethod
-    def _kv_cache_exists(cls, value: str) -> str:
-        return _refuse_later(value, ("fp8", "int8", "int4"), "use auto, float32 or bfloat16")
 
     @field_validator("speculation")
     @classmethod

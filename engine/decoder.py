@@ -12,6 +12,7 @@ from torch import Tensor
 
 from batchgen.kernels import Kernels
 from batchgen.kernels.attention import Masking
+from batchgen.kernels.kv_format import FORMATS, LayerPages
 
 from .batch import Batch
 from .checkpoint import Checkpoint
@@ -52,13 +53,11 @@ class Attention:
     key_norm: Callable[[Tensor], Tensor]
     output: Linear
 
-    def __call__(
-        self, hidden: Tensor, batch: Batch, rotary: tuple[Tensor, Tensor], pages: tuple[Tensor, Tensor]
-    ) -> Tensor:
+    def __call__(self, hidden: Tensor, batch: Batch, rotary: tuple[Tensor, Tensor], pages: LayerPages) -> Tensor:
         query, key, value = self._heads(self.qkv(self.norm(hidden)))
         query, key = self.kernels.rotary(self.query_norm(query), self.key_norm(key), *rotary)
-        self.kernels.write_kv(key, value, batch.slots, *pages)
-        attended = self.kernels.attention(query, *pages, batch.attention, self.masking)
+        self.kernels.write_kv(key, value, batch.slots, pages)
+        attended = self.kernels.attention(query, pages, batch.attention, self.masking)
         return self.output(attended.reshape(len(hidden), self.spec.query_size))
 
     def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -94,7 +93,7 @@ class Decoder:
 
     def __init__(self, spec: ModelSpec, parts: Parts, head: Linear, kernels: Kernels, embedding: Embedding) -> None:
         self.spec = spec
-        self.device = embedding.device
+        self.device, self.dtype = embedding.device, embedding.dtype
         self.rounding: dict[str, float] = {}
         self._embedding = embedding
         self._head = head
@@ -103,9 +102,11 @@ class Decoder:
         self._layers = [(build.attention(index), build.mlp(index)) for index in range(spec.num_layers)]
         self._norm = build.norm("norm")
 
-    def kv_shape(self) -> KVShape:
+    def kv_shape(self, kv_cache: str = "auto") -> KVShape:
+        """What a cached token takes in a KV format (a key of `kv_format.FORMATS`); auto: the compute dtype."""
         spec = self.spec
-        return KVShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, self._embedding.dtype)
+        kept = str(self.dtype).removeprefix("torch.") if kv_cache == "auto" else kv_cache
+        return KVShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, FORMATS[kept])
 
     def rope_choice(self, length: int) -> int:
         """Which RoPE table a row of `length` tokens (prompt and max_tokens) uses all its life."""

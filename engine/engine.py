@@ -63,7 +63,7 @@ class Engine:
         tokens, sequences = settings.max_batch_tokens, settings.max_sequences
         self._max_batch_tokens = MAX_BATCH_TOKENS[device.type] if tokens == "auto" else tokens
         self._max_sequences = MAX_SEQUENCES[device.type] if sequences == "auto" else sequences
-        shape = model.kv_shape()
+        shape = model.kv_shape(settings.kv_cache)
         block_bytes = shape.bytes_per_token * settings.block_size
         self._num_blocks = kv_cache_bytes(settings.memory, device) // block_bytes
         if self._num_blocks < 1:
@@ -75,8 +75,8 @@ class Engine:
         self._runner = Runner(model, ops, pages, Sampler(ops, vocabulary), device)
         self.resolved: dict[str, Any] = {
             "device": str(device),
-            "dtype": str(shape.dtype).removeprefix("torch."),
-            "kv_cache": str(shape.dtype).removeprefix("torch."),
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "kv_cache": shape.format.name,
             "block_size": settings.block_size,
             "kv_blocks": self._num_blocks,
             "max_batch_tokens": self._max_batch_tokens,
@@ -118,10 +118,6 @@ class Engine:
         ops = op_tables.load(str(device))
         checkpoint = open_checkpoint(path, revision)
         number_format = compute_dtype(dtype, checkpoint.dtype, device)
-        if chosen.kv_cache not in ("auto", str(number_format).removeprefix("torch.")):
-            raise ModelError(
-                f"engine.kv_cache: {chosen.kv_cache} needs model.dtype {chosen.kv_cache}, or set it to auto"
-            )
         model = load_decoder(checkpoint, number_format, device, ops, weights)
         text = load_tokenizer(tokenizer or path, None if tokenizer else revision)
         engine = cls(model, checkpoint, text, ops, chosen)

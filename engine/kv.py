@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..kernels.kv_format import KVFormat, LayerPages, Pages
+
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
@@ -15,15 +17,16 @@ class KVShape:
     num_layers: int
     num_kv_heads: int
     head_dim: int
-    dtype: torch.dtype
+    format: KVFormat
 
     @property
     def bytes_per_token(self) -> int:
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        """Codes and scales of all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.format.vector_bytes(self.head_dim)
 
 
 class KVPages:
-    """Keys and values of every layer, [num_kv_heads, num_blocks, block_size, head_dim] each, in one allocation.
+    """Keys and values of every layer in one format: codes in one allocation, their scales in another.
 
     Host memory is zeroed by the system when a page is first touched, so blocks that are never used cost nothing.
     """
@@ -32,23 +35,31 @@ class KVPages:
         self.shape = shape
         self.num_blocks = num_blocks
         self.block_size = block_size
-        sizes = (shape.num_layers, 2, shape.num_kv_heads, num_blocks, block_size, shape.head_dim)
-        self._pages = _zeros(sizes, shape.dtype, device)
+        kind, width = shape.format, shape.head_dim
+        sizes = (shape.num_layers, 2, shape.num_kv_heads, num_blocks, block_size)
+        self._codes = _zeros((*sizes, kind.width(width)), kind.dtype, device)
+        self._scales = _zeros((*sizes, kind.num_scales(width)), torch.float32, device)
+        self._layers = tuple(LayerPages(self._pages(index, 0), self._pages(index, 1)) for index in range(sizes[0]))
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copies whole blocks, (source, destination) each, in every layer; no destination is a source."""
         if not pairs:
             return
-        source, destination = torch.tensor(pairs, device=self._pages.device).T
-        self._pages.index_copy_(3, destination, self._pages.index_select(3, source))
+        source, destination = torch.tensor(pairs, device=self._codes.device).T
+        for stored in (self._codes, self._scales):
+            moved = stored.view(torch.int8) if stored.dtype.itemsize == 1 else stored
+            moved.index_copy_(3, destination, moved.index_select(3, source))
 
-    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+    def layer(self, index: int) -> LayerPages:
         """The key and the value pages of one layer."""
-        return self._pages[index, 0], self._pages[index, 1]
+        return self._layers[index]
+
+    def _pages(self, layer: int, side: int) -> Pages:
+        return Pages(self.shape.format, self._codes[layer, side], self._scales[layer, side], self.shape.head_dim)
 
 
 def _zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    if device.type != "cpu":
+    if device.type != "cpu" or not math.prod(sizes):
         return torch.zeros(sizes, dtype=dtype, device=device)
     memory = np.zeros(math.prod(sizes) * dtype.itemsize, dtype=np.uint8)
     return torch.from_numpy(memory).view(dtype).view(sizes)

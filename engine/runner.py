@@ -13,7 +13,7 @@ from torch import Tensor
 from ..kernels import Kernels
 from .batch import Batch
 from .items import attention_items
-from .kv import KVPages, KVShape
+from .kv import KVPages
 from .request import RowError
 from .sampling import Sampler
 from .sequence import Drawn, Feed, Step
@@ -25,7 +25,6 @@ MAX_FAILURES = 8  # rows that raise one after the other before the run is given 
 class Model(Protocol):
     """What the runner needs of a decoder."""
 
-    def kv_shape(self) -> KVShape: ...
     def rope_choice(self, length: int) -> int: ...
     def forward(self, batch: Batch, pages: KVPages) -> Tensor: ...
     def logits(self, hidden: Tensor) -> Tensor: ...

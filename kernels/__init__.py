@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .attention import AttentionItems, Masking
+    from .kv_format import LayerPages
     from .linear_int4 import Int4Weight
     from .linear_int8 import Int8Weight
     from .sampling import Filters, Penalties
@@ -41,16 +42,12 @@ class Kernels(Protocol):
 
     def linear_int4(self, x: "Tensor", weight: Any, bias: "Tensor | None", dtype: "torch.dtype") -> "Tensor": ...
 
-    def write_kv(
-        self, key: "Tensor", value: "Tensor", slots: "Tensor", key_pages: "Tensor", value_pages: "Tensor"
-    ) -> None: ...
+    def write_kv(self, key: "Tensor", value: "Tensor", slots: "Tensor", pages: "LayerPages") -> None: ...
 
     def plan_attention(self, items: "AttentionItems", block_size: int) -> Any:
         """What `attention` needs to know about a step, laid out for this device; made once, used by every layer."""
 
-    def attention(
-        self, query: "Tensor", key_pages: "Tensor", value_pages: "Tensor", plan: Any, masking: "Masking"
-    ) -> "Tensor": ...
+    def attention(self, query: "Tensor", pages: "LayerPages", plan: Any, masking: "Masking") -> "Tensor": ...
 
     def finite(self, logits: "Tensor") -> "Tensor": ...
 

@@ -1,6 +1,7 @@
 """The literal table of all ops with their cases. Knows where they stand; tests and benchmarks start here."""
 
 from .attention import cases as attention
+from .attention import format_cases as attention_formats
 from .case import Op
 from .linear import cases as linear
 from .linear_int4 import cases as linear_int4
@@ -19,8 +20,16 @@ OPS: tuple[Op, ...] = (
     linear_int8.OP,
     linear_int4.OP,
     write_kv.OP,
+    write_kv.FORMATS_OP,
     attention.OP,
+    attention_formats.OP,
     *sampling.OPS,
 )
 # Sizes of real steps, for the benchmark.
-LARGE: tuple[Op, ...] = (attention.STEPS, sampling.LARGE_SAMPLE, linear_int8.SPEED, linear_int4.SPEED)
+LARGE: tuple[Op, ...] = (
+    attention.STEPS,
+    attention_formats.STEPS,
+    sampling.LARGE_SAMPLE,
+    linear_int8.SPEED,
+    linear_int4.SPEED,
+)

@@ -12,6 +12,7 @@ from . import Kernels
 from .attention import AttentionItems, Masking
 from .attention import native as native_attention
 from .attention.reference import attention, plan_attention
+from .kv_format import LayerPages
 from .linear.reference import linear
 from .linear_int4 import Int4Weight
 from .linear_int4.reference import linear_int4
@@ -65,14 +66,14 @@ class ReferenceKernels:
     def linear_int4(self, x: Tensor, weight: Any, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         return linear_int4(x, weight, bias, dtype)
 
-    def write_kv(self, key: Tensor, value: Tensor, slots: Tensor, key_pages: Tensor, value_pages: Tensor) -> None:
-        write_kv(key, value, slots, key_pages, value_pages)
+    def write_kv(self, key: Tensor, value: Tensor, slots: Tensor, pages: LayerPages) -> None:
+        write_kv(key, value, slots, pages)
 
     def plan_attention(self, items: AttentionItems, block_size: int) -> Any:
         return plan_attention(items, block_size)
 
-    def attention(self, query: Tensor, key_pages: Tensor, value_pages: Tensor, plan: Any, masking: Masking) -> Tensor:
-        return attention(query, key_pages, value_pages, plan, masking)
+    def attention(self, query: Tensor, pages: LayerPages, plan: Any, masking: Masking) -> Tensor:
+        return attention(query, pages, plan, masking)
 
     def finite(self, logits: Tensor) -> Tensor:
         return finite(logits)
@@ -103,8 +104,8 @@ class NativeKernels(ReferenceKernels):
     def swiglu(self, gate_up: Tensor) -> Tensor:
         return native_swiglu.swiglu(self._library, gate_up)
 
-    def write_kv(self, key: Tensor, value: Tensor, slots: Tensor, key_pages: Tensor, value_pages: Tensor) -> None:
-        native_write_kv.write_kv(self._library, key, value, slots, key_pages, value_pages)
+    def write_kv(self, key: Tensor, value: Tensor, slots: Tensor, pages: LayerPages) -> None:
+        native_write_kv.write_kv(self._library, key, value, slots, pages)
 
     def finite(self, logits: Tensor) -> Tensor:
         return native_sampling.finite(self._library, logits)
@@ -115,8 +116,8 @@ class NativeKernels(ReferenceKernels):
     def plan_attention(self, items: AttentionItems, block_size: int) -> Any:
         return native_attention.plan_attention(items, block_size)
 
-    def attention(self, query: Tensor, key_pages: Tensor, value_pages: Tensor, plan: Any, masking: Masking) -> Tensor:
-        return native_attention.attention(self._library, query, key_pages, value_pages, plan, masking)
+    def attention(self, query: Tensor, pages: LayerPages, plan: Any, masking: Masking) -> Tensor:
+        return native_attention.attention(self._library, query, pages, plan, masking)
 
     def pack_int8(self, weight: Int8Weight) -> Panels:
         return native_panels.pack_int8(weight)

@@ -6,9 +6,10 @@ partial results are merged by log-sum-exp in float32, which is exact.
 
     out[t] = softmax over all keys j of t's items with  j <= p(t)  and  j > p(t) - window   of  scale * q[t].k[j]
 
-query        [T, Q, D]      float32 or bfloat16, position encoding applied, any strides
-key_pages    [K, N, B, D]   contiguous; physical block n holds B consecutive tokens; Q is a multiple of K
-value_pages  [K, N, B, D]   as key_pages. The pages' dtype may differ from query's: they are converted as they are read
+query        [T, Q, D]      float32 or bfloat16 (float16: reference), position encoding applied, any strides
+pages        LayerPages     keys and values in formats of kernels/kv_format, of [K, N, B] vectors; Q is a multiple of K.
+                            Vectors are made of their codes as they are read, in the dtype of query; where the keys are
+                            turned, so is query, in float32, and rounded to its dtype
 out          [T, Q, D]      dtype of query, new
 
 Keys of all fed tokens are written to the pages before attention runs. An item may be masked out whole for a query

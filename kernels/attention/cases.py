@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .. import Kernels
 from ..case import Arguments, Case, Op, Results, generator
+from ..kv_format.cases import plain_pages
 from . import AttentionItems, Ints, Masking
 from .layout import Geometry, make_batches
 
@@ -102,7 +103,7 @@ def run(
     kernels: Kernels, query: Tensor, keys: Tensor, values: Tensor, items: AttentionItems, masking: Masking
 ) -> Results:
     plan = kernels.plan_attention(items, keys.shape[2])
-    return (kernels.attention(query, keys, values, plan, masking),)
+    return (kernels.attention(query, plain_pages(keys, values), plan, masking),)
 
 
 def prepare(
@@ -110,12 +111,12 @@ def prepare(
 ) -> Callable[[], Tensor]:
     """One layer of a step whose plan is made, on pages that another layer's have driven out of the caches."""
     plan = kernels.plan_attention(items, keys.shape[2])
-    layers = [(_as_stored(keys), _as_stored(values)) for _ in range(3)]
+    layers = [plain_pages(as_stored(keys), as_stored(values)) for _ in range(3)]
     turn = count()
-    return lambda: kernels.attention(query, *layers[next(turn) % 3], plan, masking)
+    return lambda: kernels.attention(query, layers[next(turn) % 3], plan, masking)
 
 
-def _as_stored(pages: Tensor) -> Tensor:
+def as_stored(pages: Tensor) -> Tensor:
     """A copy in memory that NumPy asked for, as the engine's pages are: the system gives it in huge pages."""
     memory = torch.from_numpy(np.zeros(pages.nbytes, dtype=np.uint8))
     return memory.view(pages.dtype).view(pages.shape).copy_(pages)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..kv_format import LayerPages
 from ..native.library import NUMBERS
 from . import AttentionItems, Ints, Masking, reference
 from .tasks import Tasks, expand, make_tasks
@@ -63,14 +64,13 @@ def plan_attention(items: AttentionItems, block_size: int) -> NativePlan:
     return NativePlan(items, block_size, reference.plan_attention(items, block_size))
 
 
-def attention(
-    library: Any, query: Tensor, key_pages: Tensor, value_pages: Tensor, plan: NativePlan, masking: Masking
-) -> Tensor:
-    """[T, Q, D] attended over the pages [K, N, B, D]; see the contract. Raises ValueError for heads above 512 wide."""
-    if not {query.dtype, key_pages.dtype} <= NUMBERS:
-        return reference.attention(query, key_pages, value_pages, plan.reference, masking)
+def attention(library: Any, query: Tensor, pages: LayerPages, plan: NativePlan, masking: Masking) -> Tensor:
+    """[T, Q, D] attended over the pages of a layer; see the contract. Raises ValueError for heads above 512 wide."""
+    key_pages, value_pages = pages.keys.codes, pages.values.codes
+    if not {query.dtype, key_pages.dtype} <= NUMBERS or key_pages.dtype != value_pages.dtype:
+        return reference.attention(query, pages, plan.reference, masking)
     num_tokens, num_heads, head_dim = query.shape
-    num_kv_heads = key_pages.shape[0]
+    num_kv_heads = pages.num_kv_heads
     if head_dim > MAX_HEAD_DIM:
         raise ValueError(f"attention: heads of {head_dim} numbers, native kernels take {MAX_HEAD_DIM} at most")
     if query.stride(2) != 1:

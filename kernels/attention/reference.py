@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..kv_format import LayerPages, Pages
+from ..kv_format.reference import decode, turn
 from . import AttentionItems, Ints, Masking
 from .layout import Geometry, TileBatch, make_batches
 
@@ -75,12 +77,14 @@ def plan_attention(items: AttentionItems, block_size: int) -> AttentionPlan:
     return AttentionPlan(items, block_size)
 
 
-def attention(query: Tensor, key_pages: Tensor, value_pages: Tensor, plan: AttentionPlan, masking: Masking) -> Tensor:
-    """[T, Q, D] attended over the pages [K, N, B, D]; see the contract."""
+def attention(query: Tensor, pages: LayerPages, plan: AttentionPlan, masking: Masking) -> Tensor:
+    """[T, Q, D] attended over the pages of a layer; see the contract."""
     num_tokens, num_heads, head_dim = query.shape
     if num_tokens == 0:
         return torch.empty_like(query)
-    num_kv_heads, num_blocks = key_pages.shape[:2]
+    num_kv_heads, num_blocks = pages.num_kv_heads, pages.num_blocks
+    if pages.keys.format.turned:
+        query = turn(query.float()).to(query.dtype)
     geometry = Geometry(num_heads, num_kv_heads, head_dim, plan.block_size, masking.window)
     layout = plan.layout(geometry, num_blocks)
     group = num_heads // num_kv_heads
@@ -93,19 +97,17 @@ def attention(query: Tensor, key_pages: Tensor, value_pages: Tensor, plan: Atten
         torch.empty(layout.num_rows, group, device=query.device),
     )
     for batch in layout.batches:
-        _attend(rows, key_pages, value_pages, batch, rest, partials)
+        _attend(rows, pages, batch, rest, partials)
     return _merge(partials, layout.merges, query)
 
 
-def _attend(
-    rows: Tensor, key_pages: Tensor, value_pages: Tensor, batch: Batch, masking: Masking, partials: Partials
-) -> None:
+def _attend(rows: Tensor, pages: LayerPages, batch: Batch, masking: Masking, partials: Partials) -> None:
     """Writes the partial results of one batch."""
-    num_heads, head_dim = key_pages.shape[0], key_pages.shape[-1]
+    num_heads, head_dim = pages.num_kv_heads, pages.keys.head_dim
     num_tiles, num_queries, num_keys = batch.shape
     mine = slice(batch.first_row, batch.first_row + num_heads * num_tiles * num_queries)
     query = rows.index_select(0, batch.queries).view(num_heads * num_tiles, -1, head_dim)
-    scores = _scores(query, _gather(key_pages, batch, query.dtype).transpose(1, 2))
+    scores = _scores(query, _gather(pages.keys, batch, query.dtype).transpose(1, 2))
     if masking.scale != 1.0:
         scores *= masking.scale
     if masking.softcap is not None:
@@ -116,15 +118,22 @@ def _attend(
     torch.softmax(scores, -1, out=scores)  # its largest entry is 1 / sum of exp(score - largest)
     partials.weights[mine] = (largest - scores.amax(-1).log_()).view(-1, partials.weights.shape[1])
     out = partials.outputs[mine].view(num_heads * num_tiles, -1, head_dim)
-    torch.bmm(scores.to(query.dtype), _gather(value_pages, batch, query.dtype), out=out)
+    torch.bmm(scores.to(query.dtype), _gather(pages.values, batch, query.dtype), out=out)
 
 
-def _gather(pages: Tensor, batch: Batch, dtype: torch.dtype) -> Tensor:
-    """The pages of a batch as [K * G, m, D], zero where a slot holds no key of its item."""
-    num_heads, num_blocks, block_size, head_dim = pages.shape
-    rows = pages.view(num_heads * num_blocks, block_size * head_dim).index_select(0, batch.blocks)
-    rows = rows.view(-1, head_dim).index_fill_(0, batch.stale, 0)
-    return rows.view(num_heads * batch.shape[0], batch.shape[2], head_dim).to(dtype)
+def _gather(pages: Pages, batch: Batch, dtype: torch.dtype) -> Tensor:
+    """The vectors of a batch as [K * G, m, D], zero where a slot holds no key of its item."""
+    codes, scales = (_blocks(stored, batch.blocks) for stored in (pages.codes, pages.scales))
+    rows = decode(pages.format, codes, scales, pages.head_dim).to(dtype).index_fill_(0, batch.stale, 0)
+    return rows.view(-1, batch.shape[2], pages.head_dim)
+
+
+def _blocks(stored: Tensor, blocks: Tensor) -> Tensor:
+    """Blocks of codes or scales [K, N, B, x], numbered over all heads, as rows [blocks * B, x]."""
+    num_heads, num_blocks, block_size, width = stored.shape
+    moved = stored.view(torch.int8) if stored.dtype.itemsize == 1 else stored
+    rows = moved.view(num_heads * num_blocks, block_size * width).index_select(0, blocks)
+    return rows.view(len(blocks) * block_size, width).view(stored.dtype)
 
 
 def _scores(query: Tensor, keys: Tensor) -> Tensor:

@@ -1,11 +1,26 @@
 """The KV write in plain PyTorch. Knows how slots number the pages, not whose they are."""
 
+import torch
 from torch import Tensor
 
+from ..kv_format import LayerPages, Pages
+from ..kv_format.reference import encode, turn
 
-def write_kv(key: Tensor, value: Tensor, slots: Tensor, key_pages: Tensor, value_pages: Tensor) -> None:
-    """Copies key and value [T, K, D] to their slots of the pages [K, N, B, D]; see the contract."""
-    for source, pages in ((key, key_pages), (value, value_pages)):
-        num_heads, num_blocks, block_size, head_dim = pages.shape
-        rows = pages.view(num_heads, num_blocks * block_size, head_dim)
-        rows.index_copy_(1, slots, source.transpose(0, 1).to(pages.dtype))
+
+def write_kv(key: Tensor, value: Tensor, slots: Tensor, pages: LayerPages) -> None:
+    """Stores key and value [T, K, D] in their slots of the pages; see the contract."""
+    turned = turn(key.float()) if pages.keys.format.turned else key
+    _write(turned, slots, pages.keys)
+    _write(value, slots, pages.values)
+
+
+def _write(vectors: Tensor, slots: Tensor, pages: Pages) -> None:
+    codes, scales = encode(pages.format, vectors.transpose(0, 1))
+    for rows, stored in ((codes, pages.codes), (scales, pages.scales)):
+        if rows.shape[-1]:
+            _as_bytes(stored).flatten(1, 2).index_copy_(1, slots, _as_bytes(rows))
+
+
+def _as_bytes(codes: Tensor) -> Tensor:
+    """Codes of one byte as int8, which every torch can move about."""
+    return codes.view(torch.int8) if codes.dtype.itemsize == 1 else codes

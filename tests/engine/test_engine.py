@@ -120,7 +120,7 @@ def test_the_parity_test_can_fail(models, fault, monkeypatch):
 
     def broken(batch, pages):
         if fault == "overwrite a block" and next(steps) == 3:
-            pages.layer(0)[1][:, 0] += 1.0
+            pages.layer(0).values.codes[:, 0] += 1.0
         if fault == "shift a position":
             batch.positions[-1] += 1
         return forward(batch, pages)

@@ -15,6 +15,7 @@ from batchgen.kernels.attention import AttentionItems, Masking, cases, layout
 from batchgen.kernels.attention.cases import Shape, Step
 from batchgen.kernels.attention.layout import Geometry, make_batches
 from batchgen.kernels.case import error
+from batchgen.kernels.kv_format.cases import plain_pages
 
 
 @st.composite
@@ -129,7 +130,7 @@ def test_the_plan_is_laid_out_once_per_kind_of_layer() -> None:
     query, keys, values, items, _ = cases.make(cases.branching(16), Shape(4, 2, 16), torch.float32)
     plan = REFERENCE.plan_attention(items, 16)
     for window in (None, 40, None, 40):
-        REFERENCE.attention(query, keys, values, plan, Masking(0.25, window))
+        REFERENCE.attention(query, plain_pages(keys, values), plan, Masking(0.25, window))
     assert len(plan.layouts) == 2
 
 
@@ -137,7 +138,9 @@ def test_the_plan_is_laid_out_once_per_kind_of_layer() -> None:
 def test_no_queries_give_no_rows(kernels: Kernels) -> None:
     items, _ = Step(16).build()
     pages = torch.zeros(1, 3, 16, 8)
-    out = kernels.attention(torch.zeros(0, 2, 8), pages, pages, kernels.plan_attention(items, 16), Masking(1.0))
+    out = kernels.attention(
+        torch.zeros(0, 2, 8), plain_pages(pages, pages), kernels.plan_attention(items, 16), Masking(1.0)
+    )
     assert out.shape == (0, 2, 8)
 
 

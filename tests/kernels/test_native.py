@@ -14,6 +14,7 @@ from batchgen.kernels.attention.cases import Shape
 from batchgen.kernels.attention.native import MAX_HEAD_DIM
 from batchgen.kernels.attention.tasks import MAX_LANES, Tasks, make_tasks
 from batchgen.kernels.case import error
+from batchgen.kernels.kv_format.cases import plain_pages
 from batchgen.kernels.native import library
 
 each_native = pytest.mark.parametrize("kernels", NATIVE.values(), ids=NATIVE)
@@ -69,7 +70,7 @@ def test_without_a_runtime_the_calling_thread_does_it_all() -> None:
 
 def _attention_arguments(kernels: Kernels) -> tuple:
     query, keys, values, items, masking = cases.make(cases.branching(16), Shape(), torch.float32)
-    return query, keys, values, kernels.plan_attention(items, 16), masking
+    return query, plain_pages(keys, values), kernels.plan_attention(items, 16), masking
 
 
 def seen_pairs(items: AttentionItems, tasks: Tasks, block_size: int) -> np.ndarray:

@@ -11,6 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 from batchgen.kernels import Kernels
 from batchgen.kernels.attention import cases
 from batchgen.kernels.case import normal
+from batchgen.kernels.kv_format.cases import plain_pages
 
 STEPS = {torch.float32: 5e-7, torch.bfloat16: 1.6e-2}  # two roundings
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -56,7 +57,7 @@ def test_swiglu(kernels: Kernels, dtype: torch.dtype) -> None:
 def test_write_kv_rounds_to_the_pages(kernels: Kernels) -> None:
     key, value = normal((5, 2, 8), torch.float32, 1), normal((5, 2, 8), torch.float32, 2)
     pages = [torch.zeros(2, 3, 4, 8, dtype=torch.bfloat16) for _ in range(2)]
-    kernels.write_kv(key, value, torch.arange(3, 8), *pages)
+    kernels.write_kv(key, value, torch.arange(3, 8), plain_pages(*pages))
     for source, stored in zip((key, value), pages, strict=True):
         assert torch.equal(stored.view(2, 12, 8)[:, 3:8], source.transpose(0, 1).bfloat16())
 
@@ -69,7 +70,7 @@ def test_half_precision_runs_on_the_reference(kernels: Kernels) -> None:
     pages = [[torch.zeros(4, 2, 8, 16, dtype=torch.float16) for _ in range(2)] for _ in range(2)]
     step = cases.make(cases.branching(8), cases.Shape(4, 2, 16), torch.float16)
     for one, own in ((kernels, pages[0]), (REFERENCE, pages[1])):
-        one.write_kv(heads, heads, torch.arange(5), *own)
+        one.write_kv(heads, heads, torch.arange(5), plain_pages(*own))
     assert all(torch.equal(a, b) for a, b in zip(*pages, strict=True))
     assert torch.equal(kernels.rms_norm(x, weight, 1e-5), REFERENCE.rms_norm(x, weight, 1e-5))
     assert torch.equal(kernels.swiglu(x), REFERENCE.swiglu(x))

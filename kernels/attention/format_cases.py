@@ -1,0 +1,129 @@
+"""Cases of attention over pages in other formats than the queries': steps, head widths, pairs of formats.
+
+The truth is attention in float64 over the numbers that the pages hold, with queries turned where keys are.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import Kernels
+from ..case import Arguments, Case, Op, Results
+from ..kv_format import FORMATS, KVFormat, LayerPages, Pages
+from ..kv_format.cases import empty_pages
+from ..kv_format.reference import decode, turn
+from ..write_kv.reference import write_kv
+from . import AttentionItems, Masking, cases
+from .cases import Shape, Step
+
+QUANTISED = ("fp8", "int8", "int4")
+
+
+def make(step: Step, shape: Shape, formats: tuple[KVFormat, KVFormat], dtype: torch.dtype) -> Arguments:
+    """(query, pages, items, masking): what cases.make gives, written to pages of these formats."""
+    query, keys, values, items, masking = cases.make(step, shape, dtype)
+    num_heads, num_blocks, block_size, head_dim = keys.shape
+    sizes = (num_heads, num_blocks, block_size, head_dim)
+    pages = LayerPages(*(empty_pages(format, *sizes) for format in formats))
+    owned = [cases.key_slots(items, item, block_size) for item in range(len(items.start))]
+    slots = torch.from_numpy(np.unique(np.concatenate(owned)))
+    flat = (side.view(num_heads, -1, head_dim)[:, slots].transpose(0, 1) for side in (keys, values))
+    write_kv(*flat, slots, pages)
+    return query, pages, items, masking
+
+
+def run(kernels: Kernels, query: Tensor, pages: LayerPages, items: AttentionItems, masking: Masking) -> Results:
+    plan = kernels.plan_attention(items, pages.block_size)
+    return (kernels.attention(query, pages, plan, masking),)
+
+
+def expected(query: Tensor, pages: LayerPages, items: AttentionItems, masking: Masking) -> Results:
+    if pages.keys.format.turned:
+        query = turn(query.float())
+    return cases.expected(query, numbers(pages.keys), numbers(pages.values), items, masking)
+
+
+def numbers(pages: Pages) -> Tensor:
+    """[K, N, B, D]: what the pages hold."""
+    return decode(pages.format, pages.codes, pages.scales, pages.head_dim)
+
+
+def prepare(
+    kernels: Kernels, query: Tensor, pages: LayerPages, items: AttentionItems, masking: Masking
+) -> Callable[[], Tensor]:
+    """As cases.prepare."""
+    plan = kernels.plan_attention(items, pages.block_size)
+    layers = [LayerPages(_as_stored(pages.keys), _as_stored(pages.values)) for _ in range(3)]
+    turns = count()
+    return lambda: kernels.attention(query, layers[next(turns) % 3], plan, masking)
+
+
+def _as_stored(pages: Pages) -> Pages:
+    return replace(pages, codes=cases.as_stored(pages.codes), scales=cases.as_stored(pages.scales))
+
+
+USUAL = Shape()
+
+
+def case(name: str, step: Step, keys: str, values: str, shape: Shape = USUAL) -> Case:
+    formats = FORMATS[keys], FORMATS[values]
+    _, operations = cases.work(step, shape)
+    title = f"{name}, {keys}" if keys == values else f"{name}, {keys} keys and {values} values"
+    asked = 2 * len(step.positions) * shape.num_heads * shape.head_dim
+    vectors = sum(step.length) * shape.num_kv_heads
+    return Case(
+        title,
+        lambda dtype: make(step, shape, formats, dtype),
+        elements=asked,
+        bytes=vectors * sum(format.vector_bytes(shape.head_dim) for format in formats),
+        operations=operations,
+    )
+
+
+GROUPED = Shape(7, 1, 40)
+SMALL = tuple(
+    made
+    for name in QUANTISED
+    for made in (
+        case("three levels, blocks of 8", cases.branching(8), name, name, Shape(6, 2, 33)),
+        case("window", cases.branching(16), name, name, Shape(8, 2, 80, window=11)),
+        case("softcap and window", cases.branching(32), name, name, Shape(4, 2, 48, window=9, softcap=3.0)),
+        case("one key head for seven", cases.prefill(3, 30, 8), name, name, GROUPED),
+        case("decode behind a prefix", cases.decode_shared(100, 9), name, name),
+        case("long prompt", cases.prefill(130, 90), name, name, Shape(4, 2, 128)),
+    )
+)
+PAIRS = tuple(
+    case("pair", cases.branching(16), keys, values, Shape(4, 2, 24))
+    for keys in ("float32", "bfloat16", *QUANTISED)
+    for values in ("float32", "bfloat16", *QUANTISED)
+    if keys != values
+)
+OP = Op(
+    name="attention",
+    run=run,
+    expected=expected,
+    # the numbers read, turned queries and probabilities are rounded to bfloat16
+    tolerance={torch.float32: 1e-5, torch.bfloat16: 2e-2},
+    cases=(*SMALL, *PAIRS),
+)
+STEPS = Op(
+    name="attention",
+    run=run,
+    expected=expected,
+    tolerance=OP.tolerance,
+    prepare=prepare,
+    cases=tuple(
+        case(title, step, name, name)
+        for title, step in (
+            ("decode 256 x 300", cases.decode(256, 300)),
+            ("decode 64 x 2000", cases.decode(64, 2000)),
+            ("prefill 20 x 160 behind 608 shared", cases.prefill_shared(608, 20, 160)),
+        )
+        for name in ("bfloat16", *QUANTISED)
+    ),
+)
