@@ -18,6 +18,8 @@ BELOW = {
 # what pipeline may use of the engine: the nouns, the plan, and the facade itself
 ENGINE_FOR_PIPELINE = {"", "request", "plan", "stopping", "detokenize", "generation", "config"}
 WITHOUT_TORCH = (
+    "admission",
+    "residents",
     "blocks",
     "scheduler",
     "sequence",

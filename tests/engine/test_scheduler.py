@@ -5,14 +5,15 @@ from collections import deque
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scheduling import VOCABULARY, Bounds, PagedModel, distinct_prefix_tokens, drive, expected_answer
 
 from batchgen.engine.blocks import BlockPool, BlockTree
 from batchgen.engine.intake import Intake
 from batchgen.engine.request import Request, RowError, Sampling
-from batchgen.engine.scheduler import EngineStalledError, Scheduler
+from batchgen.engine.residents import EngineStalledError
+from batchgen.engine.scheduler import Scheduler
 from batchgen.engine.sequence import Drawn, Step
 from batchgen.engine.statistics import Statistics
 
@@ -20,6 +21,8 @@ from batchgen.engine.statistics import Statistics
 def greedy(max_tokens: int, **others) -> Sampling:
     return Sampling(max_tokens=max_tokens, temperature=0, **others)
 
+
+_START = list(range(10, 31))
 
 prompts_of_a_tree = st.lists(
     st.tuples(
@@ -32,6 +35,17 @@ prompts_of_a_tree = st.lists(
 
 
 @settings(max_examples=300, deadline=None)
+@example(  # a preempted row whose own blocks nobody but the pin of the next one holds, and which it cannot match
+    prompts=[[0], [*_START, 0], [*_START, *[0] * 4], [*_START, *[0] * 9]],
+    block_size=1,
+    slack=28,
+    budget=16,
+    max_sequences=2,
+    sharing=False,
+    planned=False,
+    temperature=0.0,
+    seed=13,
+)
 @given(
     prompts=prompts_of_a_tree,
     block_size=st.integers(1, 9),
