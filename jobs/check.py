@@ -15,11 +15,11 @@ import pyarrow as pa
 from batchgen.pipeline.chat import ChatTemplate
 from batchgen.pipeline.files import find_files
 from batchgen.pipeline.prompt import TemplateError, template_columns
-from batchgen.pipeline.result import result_schema
 from batchgen.pipeline.sink import OutputError
 from batchgen.pipeline.source import sample_schema, why_no_columns
 from batchgen.pipeline.trial import is_plain, require_writable
 
+from .columns import identifying_columns, result_columns
 from .errors import UsageError
 from .finals import first_file
 from .fingerprint import identity_of, identity_without_model
@@ -100,7 +100,9 @@ def check_columns(job: Job, schema: pa.Schema) -> None:
         _require_columns(job, f"generation.per_row.{key}", [column], schema)
     carried = carried_columns(job, schema)
     _require_columns(job, "output.columns", carried, schema)
-    results = result_schema(job.generation.n, job.generation.logprobs is not None, job.output.prefix)
+    if job.output.format == "openai":  # its lines have no columns
+        return
+    results = result_columns(job)
     for name in carried:
         if name in results.names:
             raise UsageError(
@@ -128,26 +130,29 @@ def check_output(job: Job, models: Models, stored: Manifest) -> None:
 
 def carried_columns(job: Job, schema: pa.Schema) -> list[str]:
     """Names of the input columns that the output carries along, in its order."""
+    if job.output.format == "openai":
+        return identifying_columns(job)
     return list(schema.names) if job.output.columns == "all" else list(job.output.columns)
 
 
 def require_writable_columns(job: Job, schema: pa.Schema) -> None:
     """Raises UsageError naming the column that the output's format cannot hold."""
-    assert job.output.format != "openai"  # refused when the job file was read
+    if job.output.format == "openai":  # lines hold ids as text, whatever their type
+        return
     carried = [schema.field(name) for name in carried_columns(job, schema)]
-    results = result_schema(job.generation.n, job.generation.logprobs is not None, job.output.prefix)
     try:
-        require_writable(job.output.format, pa.schema([*carried, *results], schema.metadata))
+        require_writable(job.output.format, pa.schema([*carried, *result_columns(job)], schema.metadata))
     except OutputError as error:
         raise UsageError(f"{job.source}: {error}") from error
 
 
 def relevant_columns(job: Job) -> frozenset[str] | None:
     """The columns whose values the job needs; None when it carries all of them along."""
-    if job.output.columns == "all":
+    carried = identifying_columns(job) if job.output.format == "openai" else job.output.columns
+    if carried == "all":
         return None
     used = _named(job, lambda: template_columns(job.prompt))
-    return used | frozenset(job.generation.per_row.values()) | frozenset(job.output.columns)
+    return used | frozenset(job.generation.per_row.values()) | frozenset(carried)
 
 
 def _require_columns(job: Job, place: str, wanted: Iterable[str], schema: pa.Schema) -> None:

@@ -14,13 +14,20 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from batchgen.pipeline.config import OutputSettings
+from batchgen.pipeline.openai_sink import ANSWERS, FAILURES, RESULTS
 from batchgen.pipeline.result import result_schema
 
 from .journal import token_counts
 from .outcomes import codes_of
 
-_DATA = {"arrow": "data-*-of-*.arrow", "parquet": "data/train-*-of-*.parquet", "jsonl": "data.jsonl"}
-_METADATA = ("dataset_info.json", "state.json")
+_DATA = {
+    "arrow": "data-*-of-*.arrow",
+    "parquet": "data/train-*-of-*.parquet",
+    "jsonl": "data.jsonl",
+    "openai": ANSWERS,
+}
+_RESULTS = {**_DATA, "openai": RESULTS}
+_BESIDE = ("dataset_info.json", "state.json", FAILURES, RESULTS)
 _LINES = 5000
 
 
@@ -32,18 +39,19 @@ def first_file(form: str) -> str:
 def visible_files(directory: Path) -> list[Path]:
     """Every final file that a run may have put into an output directory, whatever its format."""
     data = [path for pattern in _DATA.values() for path in sorted(directory.glob(pattern))]
-    return data + [directory / name for name in _METADATA if (directory / name).exists()]
+    return data + [directory / name for name in _BESIDE if (directory / name).exists()]
 
 
 def read_results(directory: Path, settings: OutputSettings, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The columns of `schema` (names with prefix) of all final files, row after row."""
-    for path in sorted(directory.glob(_DATA[settings.format])):
+    for path in sorted(directory.glob(_RESULTS[settings.format])):
         yield from _READERS[settings.format](path, schema)
 
 
 def read_final_outcomes(directory: Path, settings: OutputSettings, num_samples: int) -> NDArray[np.int8]:
     """The outcome code of every row of the final files."""
-    kind = pa.string() if num_samples == 1 else pa.list_(pa.string())
+    many = num_samples > 1 or settings.format == "openai"
+    kind = pa.list_(pa.string()) if many else pa.string()
     schema = pa.schema([(f"{settings.prefix}finish_reason", kind)])
     codes = [codes_of(batch.column(0)) for batch in read_results(directory, settings, schema)]
     return np.concatenate(codes) if codes else np.empty(0, np.int8)
@@ -97,4 +105,4 @@ def _read_jsonl(path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
             yield pa.RecordBatch.from_pylist([{name: row.get(name) for name in schema.names} for row in rows], schema)
 
 
-_READERS = {"arrow": _read_arrow, "parquet": _read_parquet, "jsonl": _read_jsonl}
+_READERS = {"arrow": _read_arrow, "parquet": _read_parquet, "jsonl": _read_jsonl, "openai": _read_arrow}

@@ -35,13 +35,15 @@ class ShardMaker:
     standing: NDArray[np.int8]  # outcomes of the rows in the earlier final files, OPEN elsewhere
     result_schema: pa.Schema
     usage_name: str
+    with_position: bool = False
     tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(USAGE, 0))
 
     @property
     def schema(self) -> pa.Schema:
-        """Carried columns, then result columns; the input's metadata stays."""
+        """The position if it is wanted, carried columns, then result columns; the input's metadata stays."""
+        position = [pa.field(POSITION, pa.int64())] if self.with_position else []
         carried = [self.source.schema.field(name) for name in self.columns]
-        return pa.schema([*carried, *self.result_schema], self.source.schema.metadata)
+        return pa.schema([*position, *carried, *self.result_schema], self.source.schema.metadata)
 
     def shards(self) -> Iterator[Iterator[pa.RecordBatch]]:
         """The batches of one shard after another; each must be used up before the next."""
@@ -64,7 +66,8 @@ class ShardMaker:
                 answers = results.portion(done, rows.num_rows)
                 answers = self._without_unreadable(answers, first + np.flatnonzero(mask), errors)
                 self._count(answers)
-                yield pa.RecordBatch.from_arrays([*rows.columns, *answers.columns], schema=self.schema)
+                head = [pa.array(first + np.flatnonzero(mask))] if self.with_position else []
+                yield pa.RecordBatch.from_arrays([*head, *rows.columns, *answers.columns], schema=self.schema)
             done += rows.num_rows
 
     def _without_unreadable(

@@ -14,11 +14,14 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from batchgen.engine.request import Sampling
+from batchgen.pipeline.config import RequestPrompts
 from batchgen.pipeline.flow import answers, require_columns
+from batchgen.pipeline.openai_prompt import RequestRenderer
 from batchgen.pipeline.prompt import Renderer, TemplateError
-from batchgen.pipeline.result import ResultEncoder
+from batchgen.pipeline.result import RESULT_COLUMNS, ResultEncoder
 from batchgen.pipeline.rows import Skipped, Source
 
+from .columns import result_columns
 from .errors import UsageError
 from .finish import journal_schema
 from .job import Job
@@ -59,7 +62,8 @@ class Generation:
     def load(self) -> None:
         """Loads the model, and stores in the manifest what this run resolved to."""
         self.engine = self._models.engine(self._job)
-        self.encoder = ResultEncoder(self.engine.tokenizer, self.sampling, self.engine.bounds.eos_ids, self._prefix)
+        eos_ids, results = self.engine.bounds.eos_ids, result_columns(self._job)
+        self.encoder = ResultEncoder(self.engine.tokenizer, self.sampling, eos_ids, results=results)
         self._schema = journal_schema(self.encoder.results)
         self._output.describe(
             settings={
@@ -157,7 +161,12 @@ def make_renderer(job: Job, models: Models, sampling: Sampling, tokenizer: Any, 
     """
     context = models.context_length(job)
     per_row = {str(key): column for key, column in job.generation.per_row.items()}
+    arguments = (job.prompt, sampling, per_row, tokenizer, context, date, chat_template(job))
+    if isinstance(job.prompt, RequestPrompts):
+        results = result_columns(job)
+        lists, logprobs = pa.types.is_list(results.field(0).type), len(results) > len(RESULT_COLUMNS)
+        return RequestRenderer(*arguments, lists=lists, logprobs=logprobs)
     try:
-        return Renderer(job.prompt, sampling, per_row, tokenizer, context, date, chat_template(job))
+        return Renderer(*arguments)
     except TemplateError as error:
         raise UsageError(f"{job.source}: {error}") from error

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, PrivateAttr, ValidationError, field_validator
+from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, ValidationInfo, field_validator, model_validator
 
 from batchgen.engine.config import EngineSettings, GenerationSettings, ModelSettings, Section
-from batchgen.pipeline.config import InputSettings, OutputSettings, PromptSettings
+from batchgen.pipeline.config import InputSettings, OutputSettings, PromptSettings, RequestPrompts
 
 from .document import expand_variables, override, read_document
 from .errors import UsageError
@@ -78,8 +78,15 @@ class RunSettings(Section):
         return self.max_failures
 
 
+def _prompt_is_optional(schema: dict[str, Any]) -> None:
+    """For editors: the lines of an OpenAI batch file bring their prompts."""
+    schema["required"].remove("prompt")
+
+
 class Job(Section):
     """Everything a run needs to know. Relative paths in it are relative to `base`."""
+
+    model_config = ConfigDict(json_schema_extra=_prompt_is_optional)
 
     name: str = Field("job", min_length=1, description="default: the file's stem")
     model: ModelSettings
@@ -89,6 +96,35 @@ class Job(Section):
     output: OutputSettings
     engine: EngineSettings = EngineSettings()
     run: RunSettings = RunSettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _requests_need_no_prompt(cls, document: Any) -> Any:
+        if not isinstance(document, Mapping) or "prompt" in document:
+            return document
+        section = document.get("input")
+        if not isinstance(section, Mapping) or section.get("format") != "openai":
+            raise ValueError("prompt: is missing; only an OpenAI batch file (input.format: openai) brings its own")
+        return {**document, "prompt": {}}
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _requests_bring_their_prompts(cls, value: Any, info: ValidationInfo) -> Any:
+        section = info.data.get("input")
+        if section is None or section.format != "openai" or not isinstance(value, Mapping):
+            return value
+        try:
+            return RequestPrompts.model_validate(dict(value))
+        except ValidationError as error:
+            first = error.errors()[0]
+            reason = first["msg"].removeprefix("Value error, ")
+            raise ValueError(": ".join([*map(str, first["loc"]), reason])) from error
+
+    @model_validator(mode="after")
+    def _requests_bring_their_parameters(self) -> Self:
+        if self.input.format == "openai" and self.generation.per_row:
+            raise ValueError("generation.per_row: the lines of an OpenAI batch file bring their parameters, remove it")
+        return self
 
     @field_validator("output")
     @classmethod

@@ -12,11 +12,11 @@ from pathlib import Path
 import pyarrow as pa
 
 from batchgen.pipeline.growth import holds_rows
-from batchgen.pipeline.result import result_schema
 from batchgen.pipeline.rows import FileIdentity, Source
 from batchgen.pipeline.sink import Sink, make_sink, num_shards, write_shard
 
 from .check import carried_columns
+from .columns import openai_sink, result_columns
 from .commit import STAGING, begin_commit, finish_commit
 from .errors import JobError
 from .finals import RowReader, read_results, visible_files
@@ -28,9 +28,10 @@ from .output import Output
 from .stop import Stop
 
 
-def output_sink(job: Job, source: Source) -> Sink:
+def output_sink(job: Job, source: Source, manifest: Manifest) -> Sink:
     """The sink of a job's output."""
-    assert job.output.format != "openai"  # refused when the job file was read
+    if job.output.format == "openai":
+        return openai_sink(job, [source.schema.field(name) for name in carried_columns(job, source.schema)], manifest)
     return make_sink(job.output.format, _schema(job, source))
 
 
@@ -43,10 +44,10 @@ def publish(job: Job, output: Output, source: Source, stop: Stop) -> None:
     require_unchanged_input(job, output.manifest.files)
     staging = _empty_directory(output.sidecar / STAGING)
     maker = _shard_maker(job, output, source)
-    sink = output_sink(job, source)
+    sink = output_sink(job, source, output.manifest)
     shards = _write_shards(sink, maker, staging, stop)
     manifest = _finished_manifest(job, output, maker)
-    metadata = [name for name in ("dataset_info.json", "state.json") if (staging / name).exists()]
+    metadata = [name for name in sink.beside if (staging / name).exists()]
     obsolete = [str(path.relative_to(output.path)) for path in visible_files(output.path)]
     require_unchanged_input(job, output.manifest.files)
     stop.check()
@@ -73,7 +74,7 @@ def _until(stop: Stop, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordB
 
 
 def _shard_maker(job: Job, output: Output, source: Source) -> ShardMaker:
-    results = _results(job)
+    results = result_columns(job)
     return ShardMaker(
         source=source,
         columns=carried_columns(job, source.schema),
@@ -83,6 +84,7 @@ def _shard_maker(job: Job, output: Output, source: Source) -> ShardMaker:
         standing=output.standing,
         result_schema=results,
         usage_name=f"{job.output.prefix}usage",
+        with_position=job.output.format == "openai",
     )
 
 
@@ -109,13 +111,9 @@ def cost(price_per_hour: float, seconds: float, tokens: dict[str, int]) -> dict[
     return {"price_per_hour": price_per_hour, "total": round(total, 6), "per_million_tokens": per_million}
 
 
-def _results(job: Job) -> pa.Schema:
-    return result_schema(job.generation.n, job.generation.logprobs is not None, job.output.prefix)
-
-
 def _schema(job: Job, source: Source) -> pa.Schema:
     carried = [source.schema.field(name) for name in carried_columns(job, source.schema)]
-    return pa.schema([*carried, *_results(job)], source.schema.metadata)
+    return pa.schema([*carried, *result_columns(job)], source.schema.metadata)
 
 
 def require_unchanged_input(job: Job, files: list[FileIdentity]) -> None:

@@ -11,6 +11,8 @@ from batchgen.engine.config import Section
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 
+CUSTOM_ID, METHOD, URL, BODY = REQUEST_COLUMNS = ("custom_id", "method", "url", "body")  # of OpenAI batch files
+
 
 class InputSettings(Section):
     """Which rows to read."""
@@ -19,7 +21,9 @@ class InputSettings(Section):
         description="path, glob or directory, or a list of them"
     )
     format: Literal["auto", "parquet", "jsonl", "arrow", "csv", "openai"] = Field(
-        "auto", description="auto goes by the file name"
+        "auto",
+        description="auto goes by the file name; openai: a batch file, each line a request with its own prompt and "
+        "parameters (no prompt section then)",
     )
     config: str | None = Field(None, description="configuration of a Hub data set")
     split: NonEmpty = Field("train", description="split of a Hub data set or of a saved DatasetDict")
@@ -36,8 +40,8 @@ class InputSettings(Section):
     @field_validator("format")
     @classmethod
     def _format_exists(cls, value: str) -> str:
-        if value in ("csv", "openai"):
-            raise ValueError(f"{value} input is not available yet, use parquet, jsonl or arrow")
+        if value == "csv":
+            raise ValueError("csv input is not available yet, use parquet, jsonl or arrow")
         return value
 
     @field_validator("config")
@@ -46,6 +50,17 @@ class InputSettings(Section):
         if value is not None:
             raise ValueError("only data sets on the Hub have a config, and hf:// is not available yet; remove the key")
         return value
+
+    @model_validator(mode="after")
+    def _requests_have_an_id(self) -> Self:
+        if self.format == "openai" and self.id not in (None, CUSTOM_ID):
+            raise ValueError("id: an OpenAI batch file identifies its lines by custom_id, remove the key")
+        return self
+
+    @property
+    def id_column(self) -> str | None:
+        """The column whose values identify rows and must differ."""
+        return CUSTOM_ID if self.format == "openai" else self.id
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -75,7 +90,12 @@ class PromptSettings(Section):
     )
 
     @model_validator(mode="after")
-    def _one_prompt(self) -> Self:
+    def _is_whole(self) -> Self:
+        self.require_prompt()
+        return self
+
+    def require_prompt(self) -> None:
+        """Raises ValueError unless there is exactly one prompt."""
         given = [name for name in ("text", "messages", "messages_column") if getattr(self, name) is not None]
         if not given:
             raise ValueError("exactly one of text, messages and messages_column is needed, none is given")
@@ -83,7 +103,16 @@ class PromptSettings(Section):
             raise ValueError(f"{given[1]}: cannot stand beside {given[0]}, keep one of them")
         if self.chat != "auto" and self.text is None:
             raise ValueError(f"chat: goes only with text, not with {given[0]}; remove the key")
-        return self
+
+
+class RequestPrompts(PromptSettings):
+    """The prompts of an OpenAI batch file stand in its lines; only their length is the job's business."""
+
+    def require_prompt(self) -> None:
+        """Raises ValueError for a key that says what a prompt is."""
+        given = self.model_fields_set - {"on_too_long"}
+        if given:
+            raise ValueError(f"{min(given)}: the lines of an OpenAI batch file bring their prompts, remove the key")
 
 
 class OutputSettings(Section):
@@ -91,7 +120,8 @@ class OutputSettings(Section):
 
     path: NonEmpty = Field(description="output directory")
     format: Literal["arrow", "parquet", "jsonl", "openai"] = Field(
-        "arrow", description="arrow is the Hugging Face save_to_disk layout"
+        "arrow",
+        description="arrow: the save_to_disk layout of Hugging Face; openai: output.jsonl and errors.jsonl",
     )
     columns: Literal["all"] | Annotated[tuple[NonEmpty, ...], Field(strict=False)] = Field(
         "all", description="input columns to carry along"
@@ -105,13 +135,6 @@ class OutputSettings(Section):
     @classmethod
     def _path_is_local(cls, value: str) -> str:
         _refuse_remote(value, "write to a local directory")
-        return value
-
-    @field_validator("format")
-    @classmethod
-    def _format_exists(cls, value: str) -> str:
-        if value == "openai":
-            raise ValueError("openai output is not available yet, use arrow, parquet or jsonl")
         return value
 
     @field_validator("columns")
@@ -128,6 +151,13 @@ class OutputSettings(Section):
         if value:
             raise ValueError("parsed answers are not available yet, remove the key")
         return value
+
+    @model_validator(mode="after")
+    def _openai_has_no_columns(self) -> Self:
+        for key in ("columns", "prefix") if self.format == "openai" else ():
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"{key}: openai output has no columns, only ids and answers; remove the key")
+        return self
 
 
 def _refuse_remote(path: str, cure: str) -> None:

@@ -72,11 +72,12 @@ class _Finder:
         wanted = self._settings.format
         if wanted == "auto" and len(formats) > 1:
             raise InputError(f"{self._show(path)}: holds {' and '.join(formats)} files, set input.format", 2)
+        wanted = "jsonl" if wanted == "openai" else wanted
         return [self._file(file) for file in paths if wanted in ("auto", _SUFFIXES[file.suffix.lower()])]
 
     def _file(self, path: Path, kind: Format | None = None) -> InputFile:
         name = self._show(path)
-        if self._settings.format in ("parquet", "jsonl", "arrow"):
+        if self._settings.format in ("parquet", "jsonl", "arrow", "openai"):
             kind = self._settings.format
         kind = kind or _SUFFIXES.get(path.suffix.lower())
         if kind is None:

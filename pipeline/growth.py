@@ -85,7 +85,7 @@ def _identity(reader: FileReader, rows: int) -> FileIdentity:
     file, status = reader.file, reader.file.path.stat()
     end = reader.end if isinstance(reader, JsonlReader) else None
     size = status.st_size if end is None else end
-    edge = _edge(file.path, size) if file.format == "jsonl" else ""
+    edge = _edge(file.path, size) if file.format in ("jsonl", "openai") else ""
     return FileIdentity(file.name, size, status.st_mtime_ns, rows, edge)
 
 

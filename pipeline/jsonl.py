@@ -5,7 +5,7 @@ Knows one file as bytes. A line that cannot be a row keeps its position as an un
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +47,7 @@ class JsonlReader:
     starts: list[Start] = field(default_factory=list)
     unfinished: Line | None = None  # at the end of the file, still being written
     end: int | None = None  # the byte at which that line begins
+    parse: Callable[[Line], dict[str, Any] | str] = field(default_factory=lambda: parse)
 
     def read(self, start: int, stop: int, schema: pa.Schema) -> Iterator[RowBatch]:
         for first, lines in self._blocks(start):
@@ -72,7 +73,7 @@ class JsonlReader:
             first += len(lines)
 
     def _row_batch(self, lines: list[Line], start: int, schema: pa.Schema) -> RowBatch:
-        rows = [parse(line) for line in lines]
+        rows = [self.parse(line) for line in lines]
         problems = {offset: row for offset, row in enumerate(rows) if isinstance(row, str)}
         values = [{} if isinstance(row, str) else row for row in rows]
         relevant = self.contested if self.relevant is None else self.contested & self.relevant
@@ -95,12 +96,15 @@ def open_jsonl(
     block_bytes: int = BLOCK_BYTES,
     settled: pa.Schema | None = None,
     relevant: frozenset[str] | None = None,
+    parse_line: Callable[[Line], dict[str, Any] | str] | None = None,
 ) -> JsonlReader:
     """Scans the file, or its first `num_rows` rows; types in `settled` stand, the others are decided.
 
+    `parse_line` makes a row of a line, or says why it is none (default: any JSON object is a row).
+
     Raises InputError when it cannot be read at all.
     """
-    reader = JsonlReader(file, block_bytes=block_bytes, relevant=relevant)
+    reader = JsonlReader(file, block_bytes=block_bytes, relevant=relevant, parse=parse_line or parse)
     votes = Votes(settled)
     try:
         for block, lines in read_blocks(file.path, block_bytes):
@@ -165,7 +169,7 @@ def _scan_block(reader: JsonlReader, votes: Votes, block: Block, lines: list[Lin
         _refuse_array(reader.file, lines[0])
     reader.starts.append(Start(block, reader.num_rows))
     reader.num_rows += len(lines)
-    rows = [row for row in map(parse, lines) if isinstance(row, dict)]
+    rows = [row for row in map(reader.parse, lines) if isinstance(row, dict)]
     for line in lines:
         if _may_hold_surrogates(line.data):
             reader.replaced_surrogates += _count_surrogates(line)

@@ -20,10 +20,11 @@ def json_lines(batch: pa.RecordBatch) -> Iterator[bytes]:
     columns = [_textual(column) for column in batch.columns]
     schema = pa.schema([pa.field(field.name, column.type) for field, column in zip(batch.schema, columns, strict=True)])
     for row in record_batch(columns, schema, batch.num_rows).to_pylist():
-        yield _encode(row).encode("utf-8") + b"\n"
+        yield encode_row(row).encode("utf-8") + b"\n"
 
 
-def _encode(row: dict[str, Any]) -> str:
+def encode_row(row: dict[str, Any]) -> str:
+    """One row as a line of strict JSON, without its end."""
     try:
         return json.dumps(row, ensure_ascii=False, allow_nan=False, default=_no_json)
     except ValueError:

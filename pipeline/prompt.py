@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from batchgen.engine.request import Request, RowError, Sampling
 
 from .chat import BadMessagesError, Chat, ChatTemplate, is_blank, read_chat
-from .config import PromptSettings
+from .config import REQUEST_COLUMNS, PromptSettings, RequestPrompts
 from .parameters import Parameters
 from .rows import RowBatch, RowTag, Skipped, bad_row
 from .templates import (
@@ -25,7 +25,16 @@ from .text import replace_surrogates
 from .truncate import cut_chat, cut_tokens
 from .values import is_null, to_python
 
-__all__ = ["PromptError", "PromptTokenizer", "Renderer", "Skipped", "TemplateError", "template_columns"]
+__all__ = [
+    "Prompt",
+    "PromptError",
+    "PromptTokenizer",
+    "Renderer",
+    "RowFaultError",
+    "Skipped",
+    "TemplateError",
+    "template_columns",
+]
 
 
 class PromptError(Exception):
@@ -46,7 +55,7 @@ class PromptTokenizer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Prompt:
+class Prompt:
     """A row on its way to the tokenizer: raw text, or a chat and the text it rendered to."""
 
     position: int
@@ -55,7 +64,7 @@ class _Prompt:
     chat: Chat | None = None
 
 
-class _RowFaultError(Exception):
+class RowFaultError(Exception):
     """Ends the way of one row, with the error it gets."""
 
     def __init__(self, error: RowError) -> None:
@@ -67,12 +76,14 @@ class _RowSkippedError(Exception):
     """Ends the way of one row by policy."""
 
 
-def _fault(code: str, message: str, stage: str = "prompt") -> _RowFaultError:
-    return _RowFaultError(RowError(code, stage, message))
+def _fault(code: str, message: str, stage: str = "prompt") -> RowFaultError:
+    return RowFaultError(RowError(code, stage, message))
 
 
 def template_columns(prompt: PromptSettings) -> frozenset[str]:
     """Columns that the prompt section uses. Raises TemplateError with the line for bad Jinja."""
+    if isinstance(prompt, RequestPrompts):
+        return frozenset(REQUEST_COLUMNS)
     if prompt.messages_column is not None:
         return frozenset({prompt.messages_column})
     environment = prompt_environment(prompt.on_null == "empty")
@@ -111,7 +122,7 @@ class Renderer:
     def render(self, batch: RowBatch, done: Callable[[int], bool] = lambda position: False) -> list[Request | Skipped]:
         """One outcome per row that is not done yet, in order; a row that fails becomes a request born failed."""
         columns, errors = self._values(batch)
-        outcomes: list[Request | Skipped | _Prompt] = []
+        outcomes: list[Request | Skipped | Prompt] = []
         for offset, position in enumerate(range(batch.start, batch.start + batch.num_rows)):
             if not done(position):
                 row = {name: values[offset] for name, values in columns.items()}
@@ -143,16 +154,16 @@ class Renderer:
             return work(*arguments)
         except _RowSkippedError as skip:
             return Skipped(position, str(skip))
-        except _RowFaultError as fault:
+        except RowFaultError as fault:
             return self._failed(position, fault.error)
 
     def _failed(self, position: int, error: RowError) -> Request:
         base = self._parameters.base
         return Request(position, (), base, RowTag(position, base), error)
 
-    def _write(self, row: dict[str, Any], position: int, error: RowError | None) -> _Prompt:
+    def _write(self, row: dict[str, Any], position: int, error: RowError | None) -> Prompt:
         if error is not None:
-            raise _RowFaultError(error)
+            raise RowFaultError(error)
         nulls = self._nulls(row)
         sampling = self._sampling(row)  # before nulls become text: a null leaves the job's value
         row = {**row, **dict.fromkeys(nulls, [] if self._settings.messages_column else "")}
@@ -165,9 +176,7 @@ class Renderer:
             return self._from_chat(position, sampling, chat)
         if self._chat is not None:
             return self._from_chat(position, sampling, [{"role": "user", "content": texts[0]}])
-        if not texts[0]:
-            raise _fault("empty_prompt", "the prompt is empty")
-        return _Prompt(position, sampling, texts[0])
+        return self._from_text(position, sampling, texts[0])
 
     def _nulls(self, row: Mapping[str, Any]) -> list[str]:
         """Columns to be filled; ends the row when a null in one that is used is not allowed."""
@@ -196,10 +205,15 @@ class Renderer:
         self.replaced_surrogates += count
         return str(text)
 
-    def _from_chat(self, position: int, sampling: Sampling, chat: Chat) -> _Prompt:
+    def _from_text(self, position: int, sampling: Sampling, text: str) -> Prompt:
+        if not text:
+            raise _fault("empty_prompt", "the prompt is empty")
+        return Prompt(position, sampling, text)
+
+    def _from_chat(self, position: int, sampling: Sampling, chat: Chat) -> Prompt:
         if is_blank(chat):
             raise _fault("empty_prompt", "the chat has no text")
-        return _Prompt(position, sampling, self._render_chat(chat), chat)
+        return Prompt(position, sampling, self._render_chat(chat), chat)
 
     def _render_chat(self, chat: Chat) -> str:
         if self._chat is None:
@@ -209,28 +223,31 @@ class Renderer:
         except Exception as error:
             raise _fault("template", f"chat template: {explain(error)}") from error
 
-    def _tokenise(self, outcomes: list[Request | Skipped | _Prompt]) -> list[Request | Skipped]:
-        prompts = [outcome for outcome in outcomes if isinstance(outcome, _Prompt)]
-        tokens = self._encode([prompt.text for prompt in prompts]) if prompts else []
-        requests = {
-            prompt.position: self._guard(prompt.position, self._request, prompt, ids)
-            for prompt, ids in zip(prompts, tokens, strict=True)
-        }
-        return [requests[outcome.position] if isinstance(outcome, _Prompt) else outcome for outcome in outcomes]
+    def _tokenise(self, outcomes: list[Request | Skipped | Prompt]) -> list[Request | Skipped]:
+        prompts = [outcome for outcome in outcomes if isinstance(outcome, Prompt)]
+        requests: dict[int, Request | Skipped] = {}
+        for group in (
+            [prompt for prompt in prompts if prompt.chat is None],
+            [prompt for prompt in prompts if prompt.chat is not None],
+        ):
+            tokens = self._encode([prompt.text for prompt in group], group[0].chat is None) if group else []
+            for prompt, ids in zip(group, tokens, strict=True):
+                requests[prompt.position] = self._guard(prompt.position, self._request, prompt, ids)
+        return [requests[outcome.position] if isinstance(outcome, Prompt) else outcome for outcome in outcomes]
 
-    def _encode(self, texts: list[str]) -> list[list[int] | Exception]:
+    def _encode(self, texts: list[str], special: bool) -> list[list[int] | Exception]:
         """Tokens of each text; where the whole batch fails, each text is tried alone."""
         try:
-            return list(self._tokenizer.encode(texts, add_special_tokens=self._chat is None))
+            return list(self._tokenizer.encode(texts, add_special_tokens=special))
         except Exception as error:
             if len(texts) == 1:
                 return [error]
-        return [self._encode([text])[0] for text in texts]
+        return [self._encode([text], special)[0] for text in texts]
 
-    def _request(self, prompt: _Prompt, tokens: list[int] | Exception) -> Request:
+    def _request(self, prompt: Prompt, tokens: list[int] | Exception) -> Request:
         if isinstance(tokens, Exception):
             raise _fault("template", f"the tokenizer refuses the prompt: {explain(tokens)}")
-        if self._chat is None:
+        if prompt.chat is None:
             tokens = self._without_double_start(tokens)
         if not tokens:
             raise _fault("empty_prompt", "the prompt has no tokens")
@@ -243,7 +260,7 @@ class Renderer:
         front = self._special[0]
         return tokens[front:] if front and tokens[:front] == tokens[front : 2 * front] else tokens
 
-    def _shorten(self, prompt: _Prompt, tokens: list[int]) -> list[int]:
+    def _shorten(self, prompt: Prompt, tokens: list[int]) -> list[int]:
         limit = self._context_length - prompt.sampling.max_tokens
         message = (
             f"prompt of {len(tokens)} tokens and max_tokens of {prompt.sampling.max_tokens} "

@@ -44,14 +44,24 @@ def result_schema(n: int, logprobs: bool, prefix: str = "") -> pa.Schema:
 class ResultEncoder:
     """Turns completions into record batches of `schema`: `position` (int64) and the result columns.
 
-    `eos_ids` are the end tokens of model and tokenizer; `base` is the sampling of the job.
+    `eos_ids` are the end tokens of model and tokenizer; `base` is the sampling of the job, and `results` are the
+    result columns (default: what that sampling needs).
     """
 
-    def __init__(self, tokenizer: ResultTokenizer, base: Sampling, eos_ids: frozenset[int], prefix: str = "") -> None:
+    def __init__(
+        self,
+        tokenizer: ResultTokenizer,
+        base: Sampling,
+        eos_ids: frozenset[int],
+        prefix: str = "",
+        results: pa.Schema | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self._base = base
         self._eos_ids = eos_ids
-        self.results = result_schema(base.n, base.logprobs is not None, prefix)
+        self.results = result_schema(base.n, base.logprobs is not None, prefix) if results is None else results
+        self._has_lists = pa.types.is_list(self.results.field(0).type)
+        self._has_logprobs = len(self.results) > len(RESULT_COLUMNS)
         self.schema = pa.schema([pa.field("position", pa.int64()), *self.results])
 
     def encode(self, completions: Sequence[Completion]) -> pa.RecordBatch:
@@ -72,13 +82,13 @@ class ResultEncoder:
         texts = [answer_text(sample, sampling, self._eos_ids, self._tokenizer) for sample in answers]
         reasons: list[str] = [sample.finish_reason for sample in answers] or ["error"]
         row = [completion.key, self._shape(texts), self._shape(reasons), counts, _error(completion.error)]
-        if self._base.logprobs is not None:
+        if self._has_logprobs:
             row.append(self._shape([self._logprobs(sample.logprobs) for sample in answers]))
         return row
 
     def _shape(self, values: list[Any]) -> Any:
-        """A list when the job asks for several samples, else the only value; null without one."""
-        if self._base.n > 1:
+        """A list when the columns hold several samples, else the only value; null without one."""
+        if self._has_lists:
             return values or None
         return values[0] if values else None
 

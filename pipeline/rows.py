@@ -24,7 +24,7 @@ class InputError(Exception):
         self.exit_code = exit_code
 
 
-Format = Literal["parquet", "jsonl", "arrow"]
+Format = Literal["parquet", "jsonl", "arrow", "openai"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ class Sink(Protocol):
 
     schema: pa.Schema
     single_file: bool  # all rows go into one shard
+    beside: tuple[str, ...]  # what `finish` may add, by relative name
 
     def shard_name(self, index: int, total: int) -> str:
         """Path of a shard relative to the output directory."""
@@ -70,6 +71,7 @@ class ArrowSink:
     """What `datasets.Dataset.save_to_disk` writes: Arrow streams, dataset_info.json, state.json."""
 
     single_file = False
+    beside: tuple[str, ...] = ("dataset_info.json", "state.json")
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema, self._features = _with_features(_without_dictionaries(schema))
@@ -102,6 +104,7 @@ class ParquetSink:
     """Parquet files as `load_dataset("parquet")` and every other reader takes them."""
 
     single_file = False
+    beside: tuple[str, ...] = ()
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
@@ -122,6 +125,7 @@ class JsonlSink:
     """One JSON object per row, all in `data.jsonl`; jsonout.py tells how values without a JSON form are written."""
 
     single_file = True
+    beside: tuple[str, ...] = ()
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema

@@ -16,6 +16,7 @@ from .config import InputSettings
 from .files import find_files
 from .growth import Run, arrange
 from .jsonl import JsonlReader, first_problem, open_jsonl
+from .openai_lines import open_requests
 from .parquet import open_parquet
 from .rows import FileIdentity, FileReader, InputError, InputFile, RowBatch, Source
 from .schema import extend_fields, merge_fields, nullable
@@ -43,16 +44,16 @@ def open_source(
     (default: all); a value of another column is never what is wrong with a row. Raises InputError: damaged or
     contradicting files, known files that are gone or changed, a missing or repeated `input.id`.
     """
-    if relevant is not None and settings.id is not None:
-        relevant |= {settings.id}
+    if relevant is not None and settings.id_column is not None:
+        relevant |= {settings.id_column}
     readers = {
         file.name: _open(file, _rows_needed(settings.limit, file, known), known_schema, relevant)
         for file in find_files(settings, base)
     }
     source = FileSource(arrange(readers, known), _merge_schemas(list(readers.values()), known_schema), settings.limit)
-    if settings.id is not None:
+    if settings.id_column is not None:
         _require_column(source.schema, settings, base)
-        check_unique(source, settings.id)
+        check_unique(source, settings.id_column)
     return source
 
 
@@ -60,7 +61,7 @@ def sample_schema(settings: InputSettings, base: Path, known_schema: pa.Schema |
     """The columns as far as footers and the first lines tell; quick, for `check`. Raises InputError."""
     readers = [_open(file, _SAMPLE_ROWS, known_schema) for file in find_files(settings, base)[:_SAMPLE_FILES]]
     schema = _merge_schemas(readers, known_schema)
-    if settings.id is not None:
+    if settings.id_column is not None:
         _require_column(schema, settings, base)
     return schema
 
@@ -128,6 +129,8 @@ def _open(
         reader: FileReader = open_parquet(file)
     elif file.format == "arrow":
         reader = open_arrow(file)
+    elif file.format == "openai":
+        reader = open_requests(file, num_rows)
     else:
         reader = open_jsonl(file, num_rows, settled=settled, relevant=relevant)
     repeated = {name for name in reader.schema.names if reader.schema.names.count(name) > 1}
@@ -171,5 +174,5 @@ def _project(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
 def _require_column(schema: pa.Schema, settings: InputSettings, base: Path) -> None:
     if not schema.names:
         raise InputError(why_no_columns(settings, base), 2)
-    if settings.id not in schema.names:
-        raise InputError(f"input.id: the input has no column {settings.id!r}, only {', '.join(schema.names)}", 2)
+    if settings.id_column not in schema.names:
+        raise InputError(f"input.id: the input has no column {settings.id_column!r}, only {', '.join(schema.names)}", 2)
