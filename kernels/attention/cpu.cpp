@@ -45,10 +45,25 @@ void merge(const Plan& plan, const Call& call, const Partials<Q>& partials, int6
     if (at < width) store_part(to + at, load(out + at), int(width - at));
 }
 
-template <class Q, class T>
-void attention(const Plan& plan, const Call& call) {
+// The queries, turned as the keys are: [T, Q, D].
+template <class Q>
+void turn_queries(const Call& call, int64_t num_tokens, Q* out) {
+    const int width = int(call.head_dim);
+    parallel_parts(num_tokens, 16384 / (call.num_heads * width) + 1, [&](int64_t begin, int64_t end) {
+        alignas(64) float x[MAX_HEAD_DIM + WIDTH];
+        for (int64_t row = begin * call.num_heads; row < end * call.num_heads; ++row) {
+            const Q* from = static_cast<const Q*>(call.query) + row / call.num_heads * call.query_stride +
+                            row % call.num_heads * call.query_head_stride;
+            ReadPlain<Q>::row(reinterpret_cast<const char*>(from), nullptr, width, x);
+            turn(x, width);
+            ReadPlain<float>::row(reinterpret_cast<const char*>(x), nullptr, width, out + row * width);
+        }
+    });
+}
+
+template <class Q>
+void attend(const Plan& plan, const Call& call, char* memory) {
     const int64_t rows = plan.num_partials * call.num_heads;
-    char* memory = static_cast<char*>(workspace(rows * (call.head_dim * sizeof(Q) + 2 * sizeof(float))));
     const Partials<Q> partials{reinterpret_cast<Q*>(memory + rows * 2 * sizeof(float)), reinterpret_cast<float*>(memory)};
     const int group = int(call.num_heads / call.num_kv_heads);
     const auto target = [&](int64_t unit) {
@@ -59,8 +74,8 @@ void attention(const Plan& plan, const Call& call) {
     const int64_t units = plan.num_tasks * call.num_kv_heads;
     parallel_ahead(units, [&](int64_t unit, int64_t following) {
         const Target<Q> now = target(unit), after = target(std::min(following, units - 1));
-        if (narrow(now)) attend_narrow<Q, T>(now, following < units && narrow(after) ? &after : nullptr);
-        else attend_wide<Q, T>(now);
+        if (narrow(now)) attend_narrow<Q>(now, following < units && narrow(after) ? &after : nullptr);
+        else attend_wide<Q>(now);
     });
     parallel_parts(plan.num_merged, 16, [&](int64_t begin, int64_t end) {
         for (int64_t index = begin; index < end; ++index)
@@ -68,16 +83,24 @@ void attention(const Plan& plan, const Call& call) {
     });
 }
 
+template <class Q>
+void attention(const Plan& plan, Call call, int64_t num_tokens) {
+    const int64_t partials = plan.num_partials * call.num_heads * (call.head_dim * sizeof(Q) + 2 * sizeof(float));
+    const int64_t queries = call.turned ? num_tokens * call.num_heads * call.head_dim * sizeof(Q) : 0;
+    char* memory = static_cast<char*>(workspace(queries + partials));
+    if (call.turned) {
+        Q* turned = reinterpret_cast<Q*>(memory);
+        turn_queries(call, num_tokens, turned);
+        call.query = turned, call.query_stride = call.num_heads * call.head_dim, call.query_head_stride = call.head_dim;
+    }
+    attend<Q>(plan, call, memory + queries);
+}
+
 }  // namespace
 }  // namespace batchgen
 
-BATCHGEN_EXPORT void batchgen_attention(const batchgen::Plan* plan, const batchgen::Call* call) {
+BATCHGEN_EXPORT void batchgen_attention(const batchgen::Plan* plan, const batchgen::Call* call, int64_t num_tokens) {
     using namespace batchgen;
-    if (call->query_bfloat16) {
-        if (call->pages_bfloat16) attention<bfloat16, bfloat16>(*plan, *call);
-        else attention<bfloat16, float>(*plan, *call);
-    } else {
-        if (call->pages_bfloat16) attention<float, bfloat16>(*plan, *call);
-        else attention<float, float>(*plan, *call);
-    }
+    if (call->query_bfloat16) attention<bfloat16>(*plan, *call, num_tokens);
+    else attention<float>(*plan, *call, num_tokens);
 }

@@ -3,11 +3,10 @@
 
 #include <cstdint>
 
-#include "../native/simd.h"
+#include "../kv_format/cpu.h"
 
 namespace batchgen {
 
-constexpr int MAX_HEAD_DIM = 512;
 constexpr int LANES = 64;        // (query, head) pairs worked on at once by the wide path
 constexpr int MAX_LANES = 256;   // of a task
 constexpr int WIDE_KEYS = 96;    // keys of a tile of the wide path
@@ -30,12 +29,20 @@ struct Plan {
     int64_t num_tasks, num_merged, num_partials, block_size;
 };
 
+// The keys or the values of a layer: rows of codes and of scales, [kv head, slot].
+struct Stored {
+    const char* codes;
+    const float* scales;
+    int64_t format, row_bytes, num_scales;
+};
+
 struct Call {
-    const void *query, *keys, *values;
+    const void* query;
     void* out;
-    int64_t query_stride, query_head_stride, page_head_stride;  // elements
-    int64_t num_heads, num_kv_heads, head_dim;
-    int64_t query_bfloat16, pages_bfloat16;
+    Stored keys, values;
+    int64_t query_stride, query_head_stride;  // elements
+    int64_t num_heads, num_kv_heads, head_dim, num_slots;
+    int64_t query_bfloat16, turned;  // turned: keys are, so the query has to be
     int64_t window;  // keys seen, 0: all
     double scale, softcap;  // softcap 0: none
 };
@@ -94,17 +101,16 @@ struct Target {
     static int64_t clamp(int64_t x, int64_t most) { return x < 0 ? 0 : (x < most ? x : most); }
 };
 
-// The rows of keys first .. first + count of a task.
-template <class T>
-void locate(const Plan& plan, const Call& call, const Task& task, const void* pages, int kv_head, int64_t first,
-            int64_t count, const T** rows) {
-    const T* head = static_cast<const T*>(pages) + kv_head * call.page_head_stride;
+// The slots of keys first .. first + count of a task, counted over the slots of all heads.
+inline void locate(const Plan& plan, const Call& call, const Task& task, int kv_head, int64_t first, int64_t count,
+                   int64_t* slots) {
+    const int64_t head = kv_head * call.num_slots;
     const int64_t* block = plan.blocks + task.first_block + first / plan.block_size;
-    int64_t slot = first % plan.block_size;
-    for (const T** end = rows + count; rows < end; slot = 0, ++block) {
-        const T* row = head + (*block * plan.block_size + slot) * call.head_dim;
-        const int64_t run = plan.block_size - slot < end - rows ? plan.block_size - slot : end - rows;
-        for (int64_t key = 0; key < run; ++key) *rows++ = row + key * call.head_dim;
+    int64_t offset = first % plan.block_size;
+    for (int64_t* end = slots + count; slots < end; offset = 0, ++block) {
+        const int64_t slot = head + *block * plan.block_size + offset;
+        const int64_t run = plan.block_size - offset < end - slots ? plan.block_size - offset : end - slots;
+        for (int64_t key = 0; key < run; ++key) *slots++ = slot + key;
     }
 }
 
@@ -113,10 +119,45 @@ inline void prefetch(const void* row, int64_t bytes) {
     for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(row) + at, 0, 2);
 }
 
-template <class Q, class T>
+constexpr KVFormat plain_format(const float*) { return KV_FLOAT32; }
+constexpr KVFormat plain_format(const bfloat16*) { return KV_BFLOAT16; }
+
+// Rows made numbers of type O in `room`, `stride` apart. What `ahead` names is fetched meanwhile.
+template <class Format, int FIXED, class O>
+void unpack(const Stored& stored, const int64_t* slots, const int64_t* ahead, int count, int given, O* room, int stride) {
+    const int width = FIXED ? FIXED : given;
+    for (int key = 0; key < count; ++key) {
+        prefetch(stored.codes + ahead[key] * stored.row_bytes, stored.row_bytes);
+        __builtin_prefetch(stored.scales + ahead[key] * stored.num_scales, 0, 2);
+        const char* codes = stored.codes + slots[key] * stored.row_bytes;
+        Format::row(codes, stored.scales + slots[key] * stored.num_scales, width, room + key * stride);
+    }
+}
+
+// The rows at `slots` as numbers of type O: where they lie, if that is what the pages hold, else made in `room`.
+// `next` are the rows to fetch while these are worked on.
+template <int FIXED, class O>
+void read_rows(const Stored& stored, const int64_t* slots, const int64_t* ahead, int count, int width, O* room, int stride,
+               const O** rows, const O** next) {
+    if (stored.format == plain_format(room)) {
+        const O* all = reinterpret_cast<const O*>(stored.codes);
+        for (int key = 0; key < count; ++key) rows[key] = all + slots[key] * width, next[key] = all + ahead[key] * width;
+        return;
+    }
+    for (int key = 0; key < count; ++key) rows[key] = next[key] = room + key * stride;
+    switch (stored.format) {
+        case KV_FLOAT32: return unpack<ReadPlain<float>, FIXED>(stored, slots, ahead, count, width, room, stride);
+        case KV_BFLOAT16: return unpack<ReadPlain<bfloat16>, FIXED>(stored, slots, ahead, count, width, room, stride);
+        case KV_FP8: return unpack<ReadScaled<ReadFloat8>, FIXED>(stored, slots, ahead, count, width, room, stride);
+        case KV_INT8: return unpack<ReadScaled<ReadInt8>, FIXED>(stored, slots, ahead, count, width, room, stride);
+        default: return unpack<ReadInt4, FIXED>(stored, slots, ahead, count, width, room, stride);
+    }
+}
+
+template <class Q>
 void attend_wide(const Target<Q>& target);
 // `after`, if any, is what the thread does next: its first keys are fetched meanwhile.
-template <class Q, class T>
+template <class Q>
 void attend_narrow(const Target<Q>& target, const Target<Q>* after);
 
 }  // namespace batchgen

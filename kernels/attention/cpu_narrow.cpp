@@ -2,6 +2,7 @@
 // A vector holds neighbouring numbers of one key. The next tile, at last the first one of the next task, is fetched row
 // by row while this one is worked on, so that memory never rests.
 #include <algorithm>
+#include <memory>
 
 #include "cpu.h"
 
@@ -21,6 +22,7 @@ struct alignas(64) Scratch {
 
 // Numbers multiplied one by one in float32.
 struct Single {
+    using Operand = float;
     static constexpr int DEGREE = 6;
 
     template <class Q>
@@ -96,6 +98,7 @@ struct Single {
 // Neighbouring bfloat16 multiplied in pairs. Sums of values are kept with numbers 0-3, 8-11, 16-19, 24-27 of 32 in the
 // first vector and the others in the second, as the interleaving of two rows leaves them.
 struct Pairs {
+    using Operand = bfloat16;
     static constexpr int STEP = 2 * WIDTH, DEGREE = 4;
 
     static __m512i read(const bfloat16* p, int count) {
@@ -210,22 +213,40 @@ void soften(Scratch& s, int n, int first, int keys, const Scoring& scoring) {
     s.total[n] = s.total[n] * s.correction[n] + sum(total);
 }
 
-// The rows of up to NARROW_KEYS keys; those behind `count` repeat the last. Values lie where keys do in other pages.
-template <class T>
+// The slots of up to NARROW_KEYS keys; those behind `count` repeat the last.
 struct Tile {
-    const T* keys[NARROW_KEYS];
-    const T* values[NARROW_KEYS];
+    int64_t slots[NARROW_KEYS];
     int count = 0;
 
     template <class Q>
     void find(const Target<Q>& target, int first, int end) {
-        const Call& call = target.call;
         count = std::max(0, std::min(NARROW_KEYS, end - first));
         if (!count) return;
-        locate(target.plan, call, target.task, call.keys, target.kv_head, first, count, keys);
-        for (int key = count; key < NARROW_KEYS; ++key) keys[key] = keys[count - 1];
-        const T *from = static_cast<const T*>(call.keys), *to = static_cast<const T*>(call.values);
-        for (int key = 0; key < NARROW_KEYS; ++key) values[key] = to + (keys[key] - from);
+        locate(target.plan, target.call, target.task, target.kv_head, first, count, slots);
+        std::fill(slots + count, slots + NARROW_KEYS, slots[count - 1]);
+    }
+};
+
+// Numbers of a tile's keys and values where the pages hold them in another format.
+struct alignas(64) Room {
+    float keys[NARROW_KEYS * MAX_HEAD_DIM];
+    float values[NARROW_KEYS * MAX_HEAD_DIM];
+
+    static Room& mine() {
+        static thread_local std::unique_ptr<Room> room(new Room);
+        return *room;
+    }
+};
+
+// Rows of a tile to work on, and rows to fetch meanwhile; behind the last key it is repeated.
+template <class O>
+struct Rows {
+    const O *now[NARROW_KEYS], *ahead[NARROW_KEYS];
+
+    template <int FIXED>
+    void read(const Stored& stored, const Tile& tile, const Tile& next, int width, float* room) {
+        read_rows<FIXED>(stored, tile.slots, next.slots, tile.count, width, reinterpret_cast<O*>(room), width, now, ahead);
+        for (int key = tile.count; key < NARROW_KEYS; ++key) now[key] = now[key - 1], ahead[key] = ahead[key - 1];
     }
 };
 
@@ -244,19 +265,22 @@ struct Extent {
 };
 
 // FIXED is the width where it is known when compiling, else 0.
-template <class Kind, int N, int FIXED, class T>
-void attend_tile(Scratch& s, const Tile<T>& tile, const Tile<T>& next, int first, int given, const Scoring& scoring) {
-    const int width = FIXED ? FIXED : given, keys = (tile.count + WIDTH - 1) / WIDTH * WIDTH;
+template <class Kind, int N, int FIXED>
+void attend_tile(Scratch& s, const Call& call, const Tile& tile, const Tile& next, int first, const Scoring& scoring) {
+    const int width = FIXED ? FIXED : int(call.head_dim), keys = (tile.count + WIDTH - 1) / WIDTH * WIDTH;
+    Rows<typename Kind::Operand> rows;
+    rows.template read<FIXED>(call.keys, tile, next, width, Room::mine().keys);
     for (int at = 0; at < keys; at += WIDTH) {
         Vec scores[N];
-        Kind::template score<N>(s, tile.keys + at, next.keys + at, width, scores);
+        Kind::template score<N>(s, rows.now + at, rows.ahead + at, width, scores);
         for (int n = 0; n < N; ++n) store(s.scores[n] + at, scores[n]);
     }
     for (int n = 0; n < N; ++n) soften<Kind>(s, n, first, keys, scoring);
-    Kind::template gather<N>(s, tile.values, next.values, keys, width);
+    rows.template read<FIXED>(call.values, tile, next, width, Room::mine().values);
+    Kind::template gather<N>(s, rows.now, rows.ahead, keys, width);
 }
 
-template <class Kind, int N, int FIXED, class Q, class T>
+template <class Kind, int N, int FIXED, class Q>
 void attend(const Target<Q>& target, const Target<Q>* after) {
     const Scoring scoring(target.call);
     const int width = int(target.call.head_dim);
@@ -268,17 +292,17 @@ void attend(const Target<Q>& target, const Target<Q>* after) {
         s.largest[n] = NO_SCORE, s.total[n] = 0;
     }
     const Extent extent(target);
-    Tile<T> tiles[2];
+    Tile tiles[2];
     tiles[0].find(target, extent.begin, extent.end);
     for (int first = extent.begin, turn = 0; first < extent.end; first += NARROW_KEYS, turn ^= 1) {
-        Tile<T>& next = tiles[turn ^ 1];
+        Tile& next = tiles[turn ^ 1];
         next.find(target, first + NARROW_KEYS, extent.end);
         if (!next.count && after) {
             const Extent following(*after);
             next.find(*after, following.begin, following.end);
         }
-        if (!next.count) next = tiles[turn];
-        attend_tile<Kind, N, FIXED>(s, tiles[turn], next, first, width, scoring);
+        if (!next.count) std::copy_n(tiles[turn].slots, NARROW_KEYS, next.slots);
+        attend_tile<Kind, N, FIXED>(s, target.call, tiles[turn], next, first, scoring);
     }
     for (int n = 0; n < N; ++n) {
         Q* out = target.output_row(n, s.largest[n] * scoring.exponent, s.total[n]);
@@ -291,39 +315,37 @@ void attend(const Target<Q>& target, const Target<Q>* after) {
     }
 }
 
-template <class Kind, int N, class Q, class T>
+template <class Kind, int N, class Q>
 void attend_width(const Target<Q>& target, const Target<Q>* after) {
     switch (target.call.head_dim) {
-        case 64: return attend<Kind, N, 64, Q, T>(target, after);
-        case 128: return attend<Kind, N, 128, Q, T>(target, after);
-        default: return attend<Kind, N, 0, Q, T>(target, after);
+        case 64: return attend<Kind, N, 64>(target, after);
+        case 128: return attend<Kind, N, 128>(target, after);
+        default: return attend<Kind, N, 0>(target, after);
     }
 }
 
-template <class Kind, class Q, class T>
+template <class Kind, class Q>
 void attend_lanes(const Target<Q>& target, const Target<Q>* after) {
     static_assert(NARROW_LANES == 4);
     switch (target.task.num_queries * target.group) {
-        case 1: return attend_width<Kind, 1, Q, T>(target, after);
-        case 2: return attend_width<Kind, 2, Q, T>(target, after);
-        case 3: return attend_width<Kind, 3, Q, T>(target, after);
-        default: return attend_width<Kind, 4, Q, T>(target, after);
+        case 1: return attend_width<Kind, 1>(target, after);
+        case 2: return attend_width<Kind, 2>(target, after);
+        case 3: return attend_width<Kind, 3>(target, after);
+        default: return attend_width<Kind, 4>(target, after);
     }
 }
 
 }  // namespace
 
-template <class Q, class T>
+template <class Q>
 void attend_narrow(const Target<Q>& target, const Target<Q>* after) {
 #if defined(__AVX512BF16__)
-    if constexpr (sizeof(Q) == 2 && sizeof(T) == 2) return attend_lanes<Pairs, Q, T>(target, after);
+    if constexpr (sizeof(Q) == 2) return attend_lanes<Pairs>(target, after);
 #endif
-    return attend_lanes<Single, Q, T>(target, after);
+    return attend_lanes<Single>(target, after);
 }
 
-template void attend_narrow<float, float>(const Target<float>&, const Target<float>*);
-template void attend_narrow<float, bfloat16>(const Target<float>&, const Target<float>*);
-template void attend_narrow<bfloat16, float>(const Target<bfloat16>&, const Target<bfloat16>*);
-template void attend_narrow<bfloat16, bfloat16>(const Target<bfloat16>&, const Target<bfloat16>*);
+template void attend_narrow(const Target<float>&, const Target<float>*);
+template void attend_narrow(const Target<bfloat16>&, const Target<bfloat16>*);
 
 }  // namespace batchgen

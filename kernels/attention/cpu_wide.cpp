@@ -11,12 +11,14 @@ namespace {
 
 // How products are formed. An element is 32 bits: one float, or two neighbouring bfloat16.
 struct Single {
+    using Operand = float;
     static constexpr int PACK = 1;
     static Vec add(Vec sum, Vec a, Vec b) { return fma(a, b, sum); }
 };
 
 #if defined(__AVX512BF16__)
 struct Pairs {
+    using Operand = bfloat16;
     static constexpr int PACK = 2;
     static Vec add(Vec sum, Vec a, Vec b) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
 };
@@ -32,6 +34,7 @@ struct alignas(64) Scratch {
     float rows[WIDTH][MAX_HEAD_DIM];
     float keys[WIDE_KEYS * KEY_STRIDE<Single>];
     float values[WIDE_KEYS * VALUE_STRIDE];
+    float room[WIDE_KEYS * MAX_HEAD_DIM];
     float scores[WIDE_KEYS][LANES];
     float chances[WIDE_KEYS][LANES];
     float largest[MAX_LANES], total[MAX_LANES], correction[LANES];
@@ -108,31 +111,19 @@ void product(const float* a, const float* b, int depth, float* out, const float*
     }
 }
 
-// Numbers as bfloat16 holds them.
-inline Vec as_bfloat16(Vec x, const float*) { return rounded<bfloat16>(x); }
-inline Vec as_bfloat16(Vec x, const bfloat16*) { return x; }
-
 // A row of numbers as elements of the kind; an odd last bfloat16 is paired with zero.
 template <class Kind, class T>
 void pack_row(const T* row, int width, float* out) {
-    using Stored = std::conditional_t<Kind::PACK == 1, float, bfloat16>;
-    Stored* to = reinterpret_cast<Stored*>(out);
-    if constexpr (std::is_same_v<Stored, T>) {
-        std::memcpy(to, row, width * sizeof(T));
-        if (Kind::PACK == 2 && width % 2) std::memset(to + width, 0, sizeof(T));
-    } else {
-        int at = 0;
-        for (; at + WIDTH <= width; at += WIDTH) store(to + at, load(row + at));
-        if (at < width) store(to + at, load_part(row + at, width - at));
-    }
+    using Operand = typename Kind::Operand;
+    Operand* to = reinterpret_cast<Operand*>(out);
+    if constexpr (std::is_same_v<Operand, T>) std::memcpy(to, row, width * sizeof(T));
+    else ReadPlain<T>::row(reinterpret_cast<const char*>(row), nullptr, width, to);
+    if (Kind::PACK == 2 && width % 2) std::memset(to + width, 0, sizeof(Operand));
 }
 
 // Two rows side by side as pairs; the second may be absent.
-template <class T>
-void pack_pair(const T* first, const T* second, int width, float* out) {
-    const auto pairs = [&](Vec a, Vec b) {
-        return (Vec)(((Words)as_bfloat16(b, first) & 0xffff0000u) | ((Words)as_bfloat16(a, first) >> 16));
-    };
+inline void pack_pair(const bfloat16* first, const bfloat16* second, int width, float* out) {
+    const auto pairs = [&](Vec a, Vec b) { return (Vec)((Words)b | ((Words)a >> 16)); };
     int at = 0;
     for (; at + WIDTH <= width; at += WIDTH)
         store(out + at, pairs(load(first + at), second ? load(second + at) : Vec{}));
@@ -140,19 +131,35 @@ void pack_pair(const T* first, const T* second, int width, float* out) {
     if (rest) store(out + at, pairs(load_part(first + at, rest), second ? load_part(second + at, rest) : Vec{}));
 }
 
-template <class Kind, class T>
-void pack_keys(const T* const* rows, int count, int width, float* out) {
+template <class Kind>
+void pack_keys(const typename Kind::Operand* const* rows, int count, int width, float* out) {
     for (int key = 0; key < count; ++key) pack_row<Kind>(rows[key], width, out + key * KEY_STRIDE<Kind>);
 }
 
-template <class Kind, class T>
-void pack_values(const T* const* rows, int count, int width, float* out) {
+template <class Kind>
+void pack_values(const typename Kind::Operand* const* rows, int count, int width, float* out) {
     if constexpr (Kind::PACK == 1) {
         for (int key = 0; key < count; ++key) pack_row<Kind>(rows[key], width, out + key * VALUE_STRIDE);
     } else {
         for (int key = 0; key < count; key += 2)
             pack_pair(rows[key], key + 1 < count ? rows[key + 1] : nullptr, width, out + key / 2 * VALUE_STRIDE);
     }
+}
+
+// The tile of keys first .. first + count.
+template <class Kind, class Q>
+void pack_tile(const Target<Q>& target, int first, int count, Scratch& s) {
+    using Operand = typename Kind::Operand;
+    const Call& call = target.call;
+    const int width = int(call.head_dim);
+    int64_t slots[WIDE_KEYS];
+    const Operand *rows[WIDE_KEYS], *next[WIDE_KEYS];
+    Operand* room = reinterpret_cast<Operand*>(s.room);
+    locate(target.plan, call, target.task, target.kv_head, first, count, slots);
+    read_rows<0>(call.keys, slots, slots, count, width, room, width, rows, next);
+    pack_keys<Kind>(rows, count, width, s.keys);
+    read_rows<0>(call.values, slots, slots, count, width, room, width, rows, next);
+    pack_values<Kind>(rows, count, width, s.values);
 }
 
 // The queries of WIDTH lanes from `first` on, turned so that a vector holds one element of each.
@@ -302,7 +309,7 @@ void write_out(const Target<Q>& target, Scratch& s, int first, int count, bool f
     }
 }
 
-template <class Kind, class Q, class T>
+template <class Kind, class Q>
 void attend(const Target<Q>& target) {
     Scratch& s = scratch();
     const Call& call = target.call;
@@ -321,11 +328,7 @@ void attend(const Target<Q>& target) {
     }
     for (int32_t first = begin; first < end; first += WIDE_KEYS) {
         const int count = std::min(WIDE_KEYS, end - first);
-        const T* rows[WIDE_KEYS];
-        locate(target.plan, call, target.task, call.keys, target.kv_head, first, count, rows);
-        pack_keys<Kind>(rows, count, width, s.keys);
-        locate(target.plan, call, target.task, call.values, target.kv_head, first, count, rows);
-        pack_values<Kind>(rows, count, width, s.values);
+        pack_tile<Kind>(target, first, count, s);
         for (int chunk = 0; chunk < chunks; ++chunk) {
             Sight& sight = sights[chunk];
             const int seen = std::min(count, sight.highest - first);
@@ -342,17 +345,15 @@ void attend(const Target<Q>& target) {
 
 }  // namespace
 
-template <class Q, class T>
+template <class Q>
 void attend_wide(const Target<Q>& target) {
 #if defined(__AVX512BF16__)
-    if constexpr (sizeof(Q) == 2) return attend<Pairs, Q, T>(target);
+    if constexpr (sizeof(Q) == 2) return attend<Pairs>(target);
 #endif
-    return attend<Single, Q, T>(target);
+    return attend<Single>(target);
 }
 
-template void attend_wide<float, float>(const Target<float>&);
-template void attend_wide<float, bfloat16>(const Target<float>&);
-template void attend_wide<bfloat16, float>(const Target<bfloat16>&);
-template void attend_wide<bfloat16, bfloat16>(const Target<bfloat16>&);
+template void attend_wide(const Target<float>&);
+template void attend_wide(const Target<bfloat16>&);
 
 }  // namespace batchgen

@@ -63,7 +63,8 @@ def prepare(
 
 
 def _as_stored(pages: Pages) -> Pages:
-    return replace(pages, codes=cases.as_stored(pages.codes), scales=cases.as_stored(pages.scales))
+    scales = cases.as_stored(pages.scales) if pages.format.scaled else pages.scales
+    return replace(pages, codes=cases.as_stored(pages.codes), scales=scales)
 
 
 USUAL = Shape()

@@ -8,12 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..kv_format import LayerPages
-from ..native.library import NUMBERS
+from ..kv_format import MAX_NATIVE_HEAD_DIM, NATIVE, LayerPages, Pages
+from ..native.library import NUMBERS, arguments
 from . import AttentionItems, Ints, Masking, reference
 from .tasks import Tasks, expand, make_tasks
-
-MAX_HEAD_DIM = 512
 
 
 class _Plan(ctypes.Structure):
@@ -24,12 +22,20 @@ class _Plan(ctypes.Structure):
     )
 
 
+class _Stored(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("codes", "scales")),
+        *((name, ctypes.c_int64) for name in ("format", "row_bytes", "num_scales")),
+    )
+
+
 class _Call(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("query", "keys", "values", "out")),
-        *((name, ctypes.c_int64) for name in ("query_stride", "query_head_stride", "page_head_stride")),
-        *((name, ctypes.c_int64) for name in ("num_heads", "num_kv_heads", "head_dim")),
-        *((name, ctypes.c_int64) for name in ("query_bfloat16", "pages_bfloat16", "window")),
+        *((name, ctypes.c_void_p) for name in ("query", "out")),
+        *((name, _Stored) for name in ("keys", "values")),
+        *((name, ctypes.c_int64) for name in ("query_stride", "query_head_stride")),
+        *((name, ctypes.c_int64) for name in ("num_heads", "num_kv_heads", "head_dim", "num_slots")),
+        *((name, ctypes.c_int64) for name in ("query_bfloat16", "turned", "window")),
         *((name, ctypes.c_double) for name in ("scale", "softcap")),
     )
 
@@ -66,13 +72,12 @@ def plan_attention(items: AttentionItems, block_size: int) -> NativePlan:
 
 def attention(library: Any, query: Tensor, pages: LayerPages, plan: NativePlan, masking: Masking) -> Tensor:
     """[T, Q, D] attended over the pages of a layer; see the contract. Raises ValueError for heads above 512 wide."""
-    key_pages, value_pages = pages.keys.codes, pages.values.codes
-    if not {query.dtype, key_pages.dtype} <= NUMBERS or key_pages.dtype != value_pages.dtype:
+    if query.dtype not in NUMBERS or not {pages.keys.format.name, pages.values.format.name} <= NATIVE:
         return reference.attention(query, pages, plan.reference, masking)
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads = pages.num_kv_heads
-    if head_dim > MAX_HEAD_DIM:
-        raise ValueError(f"attention: heads of {head_dim} numbers, native kernels take {MAX_HEAD_DIM} at most")
+    if head_dim > MAX_NATIVE_HEAD_DIM:
+        raise ValueError(f"attention: heads of {head_dim} numbers, native kernels take {MAX_NATIVE_HEAD_DIM} at most")
     if query.stride(2) != 1:
         query = query.contiguous()
     out = torch.empty(query.shape, dtype=query.dtype)
@@ -80,14 +85,19 @@ def attention(library: Any, query: Tensor, pages: LayerPages, plan: NativePlan, 
         return out
     layout = plan.layout(num_heads // num_kv_heads, num_kv_heads, torch.get_num_threads())
     call = _Call(
-        *(tensor.data_ptr() for tensor in (query, key_pages, value_pages, out)),
-        *(query.stride(0), query.stride(1), key_pages.stride(0)),
-        *(num_heads, num_kv_heads, head_dim),
-        *(query.dtype == torch.bfloat16, key_pages.dtype == torch.bfloat16, masking.window or 0),
+        *(query.data_ptr(), out.data_ptr(), _stored(pages.keys), _stored(pages.values)),
+        *(query.stride(0), query.stride(1)),
+        *(num_heads, num_kv_heads, head_dim, pages.num_blocks * pages.block_size),
+        *(query.dtype == torch.bfloat16, pages.keys.format.turned, masking.window or 0),
         *(masking.scale, masking.softcap or 0.0),
     )
-    library.batchgen_attention(ctypes.byref(layout.plan), ctypes.byref(call))
+    library.batchgen_attention(ctypes.byref(layout.plan), ctypes.byref(call), *arguments(num_tokens))
     return out
+
+
+def _stored(pages: Pages) -> _Stored:
+    codes, scales, format = pages.codes, pages.scales, pages.format
+    return _Stored(codes.data_ptr(), scales.data_ptr(), format.number, pages.row_bytes, scales.shape[3])
 
 
 def _make_layout(items: AttentionItems, tasks: Tasks, block_size: int) -> Layout:

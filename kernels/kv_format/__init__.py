@@ -33,6 +33,8 @@ import torch
 from torch import Tensor
 
 GROUP = 64  # elements with one scale in int4
+NATIVE = frozenset({"float32", "bfloat16", "fp8", "int8", "int4"})  # formats that the native libraries know
+MAX_NATIVE_HEAD_DIM = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,11 @@ class Pages:
     codes: Tensor  # [K, N, B, W] contiguous
     scales: Tensor  # [K, N, B, S] float32, contiguous
     head_dim: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the codes of one vector."""
+        return self.codes.shape[3] * self.codes.itemsize
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ faster version can be equal bit for bit.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,14 +47,13 @@ def turn(vectors: Tensor) -> Tensor:
         left, right = pairs[:, 0], pairs[:, 1]
         vectors = torch.stack((left + right, left - right), 1)
         reach *= 2
-    return vectors.reshape(shape) * float(torch.tensor(width, dtype=torch.float32).rsqrt())
+    return vectors.reshape(shape) * float(np.float32(1) / np.sqrt(np.float32(width)))
 
 
 def _scale(extent: Tensor, highest: float) -> tuple[Tensor, Tensor]:
     """The scale that spreads codes over the extent, and the factor that makes codes. NaN extents stay NaN."""
-    used = extent.new_zeros(()).where(extent < SMALLEST, extent)
-    scale = used / highest
-    return scale, scale.new_zeros(()).where(scale == 0, scale.reciprocal())
+    scale = torch.where(extent < SMALLEST, 0.0, extent / highest)
+    return scale, torch.where(scale == 0, 0.0, scale.reciprocal())
 
 
 def _encode_symmetric(name: str, vectors: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,7 +61,7 @@ def _encode_symmetric(name: str, vectors: Tensor) -> tuple[Tensor, Tensor]:
     largest = vectors.abs().amax(-1, keepdim=True)
     largest = torch.where(largest.isfinite(), largest.clamp(max=LARGEST), torch.nan)
     scale, factor = _scale(largest, highest)
-    steps = (vectors * factor).clamp(-highest, highest).nan_to_num_(0.0)
+    steps = torch.where(factor > 0, (vectors * factor).clamp(-highest, highest), 0.0)
     return (steps.round() if name == "int8" else steps).to(FORMATS[name].dtype), scale
 
 
@@ -77,12 +77,13 @@ def _encode_int4(vectors: Tensor) -> tuple[Tensor, Tensor]:
         inside = group.clamp(-LARGEST, LARGEST)
         least = torch.where(finite, inside.amin(-1, keepdim=True), torch.nan)
         scale, factor = _scale(inside.amax(-1, keepdim=True) - least, HIGHEST["int4"])
-        parts.append(((inside - least) * factor).round().clamp(0, HIGHEST["int4"]).nan_to_num_(0.0))
+        steps = ((inside - least) * factor).clamp(0, HIGHEST["int4"]).round()
+        parts.append(torch.where(factor > 0, steps, 0.0))
         scales.append(scale)
         leasts.append(least)
-    steps = torch.cat(parts, -1).to(torch.uint8)
+    codes = torch.cat(parts, -1).to(torch.uint8)
     width = FORMATS["int4"].width(head_dim)
-    low, high = steps[..., :width], torch.nn.functional.pad(steps[..., width:], (0, 2 * width - head_dim))
+    low, high = codes[..., :width], torch.nn.functional.pad(codes[..., width:], (0, 2 * width - head_dim))
     return low | (high << 4), torch.cat((*scales, *leasts), -1)
 
 

@@ -95,7 +95,7 @@ FORMATS_OP = Op(
         ),
         *(_case("a step", (2048, 3, 600, 16, 64), (name, name)) for name in QUANTISED),
         _case("mixed", ODD, ("float32", "int4")),
-        _case("mixed", ODD, ("int4", "bfloat16")),
+        _case("mixed", ODD, ("int4", "float32")),
         _case("mixed", ODD, ("int8", "fp8")),
     ),
 )

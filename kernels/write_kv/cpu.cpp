@@ -1,12 +1,115 @@
-// Keys or values of the fed tokens into their slots; see the contract.
+// Keys or values of the fed tokens into their slots, as codes and scales; see the contract of the formats.
+#include <algorithm>
+#include <limits>
 #include <type_traits>
 
+#include "../kv_format/cpu.h"
 #include "../native/export.h"
 #include "../native/parallel.h"
-#include "../native/simd.h"
 
 namespace batchgen {
 namespace {
+
+constexpr float LARGEST = 0x1p126f, SMALLEST = 0x1p-100f, SHIFTER = 12582912.0f;
+constexpr float NOT_A_NUMBER = std::numeric_limits<float>::quiet_NaN();
+
+struct Scale {
+    float scale, factor;
+
+    // Of codes up to `highest` that are to reach over `extent`.
+    Scale(float extent, float highest) : scale(extent < SMALLEST ? 0 : extent / highest), factor(scale ? 1 / scale : 0) {}
+};
+
+// Numbers x[0 .. count) in whole vectors; the last one may repeat numbers of the one before.
+template <class Body>
+inline void each_vector(const float* x, int count, const Body& body) {
+    if (count < WIDTH) {
+        float padded[WIDTH];
+        for (int lane = 0; lane < WIDTH; ++lane) padded[lane] = x[std::min(lane, count - 1)];
+        return body(load(padded));
+    }
+    for (int at = 0; at + WIDTH <= count; at += WIDTH) body(load(x + at));
+    if (count % WIDTH) body(load(x + count - WIDTH));
+}
+
+// The largest |x|: NaN where a number is not finite, LARGEST at most.
+float largest_size(const float* x, int count) {
+    Ints most{};
+    each_vector(x, count, [&](Vec v) {
+        const Ints bits = (Ints)v & 0x7fffffff;
+        most = bits > most ? bits : most;
+    });
+    int32_t bits = 0;
+    for (int lane = 0; lane < WIDTH; ++lane) bits = std::max(bits, most[lane]);
+    if (bits > 0x7f7fffff) return NOT_A_NUMBER;
+    float size;
+    std::memcpy(&size, &bits, sizeof size);
+    return std::min(size, LARGEST);
+}
+
+inline Vec clip(Vec x, float low, float high) { return -larger(splat(-high), -larger(splat(low), x)); }
+
+// The nearest whole number, ties to even; |x| is small.
+inline Ints whole(Vec x) { return (Ints)(x + splat(SHIFTER)) - (Ints)splat(SHIFTER); }
+
+struct WriteInt8 {
+    static constexpr float HIGHEST = 127;
+    static Ints codes(Vec x) { return whole(x); }
+};
+
+struct WriteFloat8 {
+    static constexpr float HIGHEST = 448;
+    static Ints codes(Vec x) {
+        const Words sign = ((Words)x >> 24) & 0x80, bits = (Words)x & 0x7fffffff;
+        const Words normal = ((bits + 0x7ffff + ((bits >> 20) & 1)) >> 20) - (120u << 3);
+        const Words subnormal = (Words)whole((Vec)bits * splat(512.0f));
+        return (Ints)((bits < (121u << 23) ? subnormal : normal) | sign);
+    }
+};
+
+template <class Format>
+void write_scaled(const float* x, int width, char* codes, float* scales) {
+    const Scale made(largest_size(x, width), Format::HIGHEST);
+    scales[0] = made.scale;
+    if (!(made.factor > 0)) {
+        std::memset(codes, 0, width);
+        return;
+    }
+    for (int at = 0; at < width; at += WIDTH) {  // x is padded to whole vectors
+        const Vec steps = clip(load(x + at) * splat(made.factor), -Format::HIGHEST, Format::HIGHEST);
+        const SignedBytes bytes = __builtin_convertvector(Format::codes(steps), SignedBytes);
+        std::memcpy(codes + at, &bytes, std::min(WIDTH, width - at));
+    }
+}
+
+void write_group(const float* x, int count, uint8_t* steps, float* scale, float* least) {
+    if (!(largest_size(x, count) <= LARGEST)) {
+        *scale = *least = NOT_A_NUMBER;
+        std::memset(steps, 0, count);
+        return;
+    }
+    Vec high = splat(-LARGEST), minus_low = splat(-LARGEST);
+    each_vector(x, count, [&](Vec v) { high = larger(high, v), minus_low = larger(minus_low, -v); });
+    *least = -std::min(largest(minus_low), LARGEST);
+    const Scale made(std::min(largest(high), LARGEST) - *least, 15);
+    *scale = made.scale;
+    for (int at = 0; at < count; at += WIDTH) {
+        const Vec inside = clip(load(x + at), -LARGEST, LARGEST) - splat(*least);
+        const Bytes bytes = __builtin_convertvector(whole(clip(inside * splat(made.factor), 0, 15)), Bytes);
+        std::memcpy(steps + at, &bytes, std::min(WIDTH, count - at));
+    }
+}
+
+void write_int4(const float* x, int width, char* codes, float* scales) {
+    uint8_t steps[MAX_HEAD_DIM + 1];
+    steps[width] = 0;
+    const int half = (width + 1) / 2, groups = (width + KV_GROUP - 1) / KV_GROUP;
+    for (int group = 0; group < groups; ++group) {
+        const int first = group * KV_GROUP;
+        write_group(x + first, std::min(KV_GROUP, width - first), steps + first, scales + group, scales + groups + group);
+    }
+    for (int i = 0; i < half; ++i) codes[i] = char(steps[i] | steps[half + i] << 4);
+}
 
 template <class S, class T>
 void put_row(const S* from, T* to, int64_t width) {
@@ -19,27 +122,50 @@ void put_row(const S* from, T* to, int64_t width) {
     }
 }
 
-template <class S, class T>
-void put(const void* source, const int64_t* slots, void* pages, int64_t tokens, int64_t heads, int64_t width,
-         int64_t stride, int64_t head_stride, int64_t page_head_stride) {
+// One side of a layer's pages: [heads, slots] rows of codes and of scales.
+struct Stored {
+    char* codes;
+    float* scales;
+    int64_t format, row_bytes, num_scales, num_slots;
+};
+
+template <class S>
+void write_row(const S* from, int width, bool turned, int64_t format, char* codes, float* scales) {
+    if (format == KV_FLOAT32) return put_row(from, reinterpret_cast<float*>(codes), width);
+    if (format == KV_BFLOAT16) return put_row(from, reinterpret_cast<bfloat16*>(codes), width);
+    alignas(64) float x[MAX_HEAD_DIM + WIDTH];
+    put_row(from, x, width);
+    std::memset(x + width, 0, WIDTH * sizeof(float));
+    if (turned) turn(x, width);
+    if (format == KV_FP8) write_scaled<WriteFloat8>(x, width, codes, scales);
+    else if (format == KV_INT8) write_scaled<WriteInt8>(x, width, codes, scales);
+    else write_int4(x, width, codes, scales);
+}
+
+template <class S>
+void put(const void* source, const int64_t* slots, const Stored& stored, int64_t tokens, int64_t heads, int width,
+         int64_t stride, int64_t head_stride, bool turned) {
     const S* from = static_cast<const S*>(source);
-    T* to = static_cast<T*>(pages);
     parallel_parts(tokens, 16384 / (heads * width) + 1, [&](int64_t begin, int64_t end) {
         for (int64_t t = begin; t < end; ++t)
-            for (int64_t head = 0; head < heads; ++head)
-                put_row(from + t * stride + head * head_stride, to + head * page_head_stride + slots[t] * width, width);
+            for (int64_t head = 0; head < heads; ++head) {
+                const int64_t row = head * stored.num_slots + slots[t];
+                write_row(from + t * stride + head * head_stride, width, turned, stored.format,
+                          stored.codes + row * stored.row_bytes, stored.scales + row * stored.num_scales);
+            }
     });
 }
 
 }  // namespace
 }  // namespace batchgen
 
-// source [tokens, heads, width] with strides in elements, pages [heads, slots, width].
-BATCHGEN_EXPORT void batchgen_write_kv(const void* source, const int64_t* slots, void* pages, int64_t tokens,
-                                       int64_t heads, int64_t width, int64_t stride, int64_t head_stride,
-                                       int64_t page_head_stride, int64_t source_bfloat16, int64_t pages_bfloat16) {
+// source [tokens, heads, width] with strides in elements.
+BATCHGEN_EXPORT void batchgen_write_kv(const void* source, const int64_t* slots, void* codes, float* scales,
+                                       int64_t format, int64_t row_bytes, int64_t num_scales, int64_t num_slots,
+                                       int64_t tokens, int64_t heads, int64_t width, int64_t stride,
+                                       int64_t head_stride, int64_t source_bfloat16, int64_t turned) {
     using namespace batchgen;
-    const auto run = source_bfloat16 ? (pages_bfloat16 ? put<bfloat16, bfloat16> : put<bfloat16, float>)
-                                     : (pages_bfloat16 ? put<float, bfloat16> : put<float, float>);
-    run(source, slots, pages, tokens, heads, width, stride, head_stride, page_head_stride);
+    const Stored stored{static_cast<char*>(codes), scales, format, row_bytes, num_scales, num_slots};
+    const auto run = source_bfloat16 ? put<bfloat16> : put<float>;
+    run(source, slots, stored, tokens, heads, int(width), stride, head_stride, turned);
 }

@@ -11,9 +11,9 @@ from backends import NATIVE
 from batchgen.kernels import Kernels, load, tables
 from batchgen.kernels.attention import AttentionItems, cases
 from batchgen.kernels.attention.cases import Shape
-from batchgen.kernels.attention.native import MAX_HEAD_DIM
 from batchgen.kernels.attention.tasks import MAX_LANES, Tasks, make_tasks
 from batchgen.kernels.case import error
+from batchgen.kernels.kv_format import MAX_NATIVE_HEAD_DIM
 from batchgen.kernels.kv_format.cases import plain_pages
 from batchgen.kernels.native import library
 
@@ -116,7 +116,7 @@ def test_one_long_row_is_shared_out_among_threads() -> None:
 
 
 @each_native
-@pytest.mark.parametrize("head_dim", [1, 24, 31, 80, 96, 128, 256, MAX_HEAD_DIM])
+@pytest.mark.parametrize("head_dim", [1, 24, 31, 80, 96, 128, 256, MAX_NATIVE_HEAD_DIM])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_heads_of_any_width(kernels: Kernels, head_dim: int, dtype: torch.dtype) -> None:
     for step in (cases.branching(8), cases.prefill(30, 40)):
@@ -127,7 +127,7 @@ def test_heads_of_any_width(kernels: Kernels, head_dim: int, dtype: torch.dtype)
 
 @each_native
 def test_heads_too_wide_are_refused(kernels: Kernels) -> None:
-    arguments = cases.make(cases.prefill(0, 3), Shape(1, 1, MAX_HEAD_DIM + 1), torch.float32)
+    arguments = cases.make(cases.prefill(0, 3), Shape(1, 1, MAX_NATIVE_HEAD_DIM + 1), torch.float32)
     with pytest.raises(ValueError, match="heads of 513 numbers"):
         cases.run(kernels, *arguments)
 

@@ -1,0 +1,140 @@
+// Vectors of the KV formats made into numbers, and numbers turned; see the contract. Knows rows, not pages or heads.
+#pragma once
+
+#include <cstdint>
+
+#include "../native/simd.h"
+
+namespace batchgen {
+
+constexpr int MAX_HEAD_DIM = 512;
+constexpr int KV_GROUP = 64;
+enum KVFormat : int64_t { KV_FLOAT32, KV_BFLOAT16, KV_FP8, KV_INT8, KV_INT4 };  // as KVFormat.number
+
+typedef uint8_t Bytes __attribute__((vector_size(WIDTH)));
+typedef int8_t SignedBytes __attribute__((vector_size(WIDTH)));
+
+// A row of codes and its scales as numbers of type O. `width` is D; nothing behind the row is read or written.
+struct ReadInt8 {
+    static Vec numbers(const char* codes) {
+        SignedBytes bytes;
+        std::memcpy(&bytes, codes, sizeof bytes);
+        return __builtin_convertvector(__builtin_convertvector(bytes, Ints), Vec);
+    }
+    static Vec factor(const float* scales) { return splat(scales[0]); }
+};
+
+struct ReadFloat8 {
+#if defined(__AVX512F__)
+    // Shifted, the bits are those of a half 2^8 times as small; subnormal ones too.
+    static Vec numbers(const char* codes) {
+        const __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
+        const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(wide, _mm256_set1_epi16(0x80)), 8);
+        const __m256i size = _mm256_slli_epi16(_mm256_and_si256(wide, _mm256_set1_epi16(0x7f)), 7);
+        return _mm512_cvtph_ps(_mm256_or_si256(sign, size));
+    }
+    static Vec factor(const float* scales) { return splat(scales[0] * 256.0f); }
+#else
+    static Vec numbers(const char* codes) {
+        Bytes bytes;
+        std::memcpy(&bytes, codes, sizeof bytes);
+        const Words wide = __builtin_convertvector(bytes, Words);
+        const Words size = (wide & 0x7f) << 20, sign = (wide & 0x80) << 24;
+        const Vec normal = (Vec)(size + (120u << 23));
+        const Vec subnormal = (Vec)(size + (121u << 23)) - splat(0.015625f);
+        return (Vec)((Words)(size < (1u << 23) ? subnormal : normal) | sign);
+    }
+    static Vec factor(const float* scales) { return splat(scales[0]); }
+#endif
+};
+
+template <class Format>
+struct ReadScaled {
+    template <class O>
+    static BATCHGEN_INLINE void row(const char* codes, const float* scales, int width, O* out) {
+        const Vec factor = Format::factor(scales);
+        int at = 0;
+#pragma GCC unroll 8
+        for (; at + WIDTH <= width; at += WIDTH) store(out + at, Format::numbers(codes + at) * factor);
+        if (at == width) return;
+        char rest[WIDTH] = {};
+        std::memcpy(rest, codes + at, width - at);
+        store_part(out + at, Format::numbers(rest) * factor, width - at);
+    }
+};
+
+struct ReadInt4 {
+    template <class O>
+    static BATCHGEN_INLINE void row(const char* codes, const float* scales, int width, O* out) {
+        const int half = (width + 1) / 2, groups = (width + KV_GROUP - 1) / KV_GROUP;
+        const auto number = [&](Words steps, int element) {
+            const int group = element / KV_GROUP;
+            return fma(__builtin_convertvector((Ints)steps, Vec), splat(scales[group]), splat(scales[groups + group]));
+        };
+        if (width % (2 * WIDTH) == 0) {  // no vector reaches into two groups
+#pragma GCC unroll 4
+            for (int at = 0; at < half; at += WIDTH) {
+                Bytes bytes;
+                std::memcpy(&bytes, codes + at, sizeof bytes);
+                const Words wide = __builtin_convertvector(bytes, Words);
+                store(out + at, number(wide & 15, at));
+                store(out + half + at, number(wide >> 4, half + at));
+            }
+            return;
+        }
+        for (int element = 0; element < width; ++element) {
+            const uint8_t byte = uint8_t(codes[element < half ? element : element - half]);
+            const Vec one = number(Words{} + uint32_t(element < half ? byte & 15 : byte >> 4), element);
+            store_part(out + element, one, 1);
+        }
+    }
+};
+
+template <class T>
+struct ReadPlain {
+    template <class O>
+    static BATCHGEN_INLINE void row(const char* codes, const float*, int width, O* out) {
+        const T* from = reinterpret_cast<const T*>(codes);
+        int at = 0;
+        for (; at + WIDTH <= width; at += WIDTH) store(out + at, load(from + at));
+        if (at < width) store_part(out + at, load_part(from + at, width - at), width - at);
+    }
+};
+
+template <int H, size_t... LANE>
+inline Vec exchange(Vec v, std::index_sequence<LANE...>) {
+    return __builtin_shufflevector(v, v, (LANE ^ H)...);
+}
+
+// Sums and differences of lanes H apart, for every H below WIDTH.
+template <int H = 1>
+inline Vec turn_lanes(Vec v) {
+    if constexpr (H < WIDTH) {
+        const Vec other = exchange<H>(v, std::make_index_sequence<WIDTH>());
+        Ints lanes;
+        for (int lane = 0; lane < WIDTH; ++lane) lanes[lane] = lane & H;
+        return turn_lanes<2 * H>(lanes != 0 ? other - v : v + other);
+    } else {
+        return v;
+    }
+}
+
+// Each block of the largest power of two that divides `width`, times its orthonormal Hadamard matrix, in place.
+inline void turn(float* x, int width) {
+    const int block = width & -width;
+    int reach = 1;
+    if (block >= WIDTH) {
+        for (int at = 0; at < width; at += WIDTH) store(x + at, turn_lanes(load(x + at)));
+        reach = WIDTH;
+    }
+    const float norm = 1.0f / std::sqrt(float(block));
+    for (; reach < block; reach *= 2)
+        for (int first = 0; first < width; first += 2 * reach)
+            for (int i = first; i < first + reach; ++i) {
+                const float left = x[i], right = x[i + reach];
+                x[i] = left + right, x[i + reach] = left - right;
+            }
+    for (int i = 0; i < width; ++i) x[i] *= norm;
+}
+
+}  // namespace batchgen
