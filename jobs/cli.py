@@ -131,6 +131,20 @@ def status(output: Path, as_json: bool) -> int:
 
 
 @cli.command()
+@click.argument("output", type=click.Path(path_type=Path))
+@click.option(
+    "--to", "target", type=click.Path(path_type=Path), help="Where the page goes; default: the sidecar directory."
+)
+@_debug
+def report(output: Path, target: Path | None) -> int:
+    """Write one HTML page about an output: speed, lengths, reuse, failures, cost, settings. Needs no network."""
+    from .command_report import report_output
+
+    click.echo(report_output(output, target))
+    return 0
+
+
+@cli.command()
 @_JOB
 @click.option("--at", required=True, metavar="HH:MM", help="Local time at which the job starts every night.")
 @click.option("--deadline", metavar="TIME", help="When a night ends: a time (06:00) or a while (4h).")

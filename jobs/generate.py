@@ -32,7 +32,7 @@ from .progress import Display, Meter, Progress
 from .resolved import chat_template, installed_versions, require_known_tokens, resolve_sampling, resolved_settings
 from .writer import JournalWriter
 
-_LOG_SECONDS = 30.0
+_LOG_SECONDS = 1.0, 30.0  # between the first two events, and at most
 _TOKENS = ("prompt_tokens", "completion_tokens")
 
 
@@ -57,7 +57,8 @@ class Generation:
         self._prefix = job.output.prefix
         self._last_error: str | None = None
         self._first_error: tuple[int, str] | None = None
-        self._next_log = time.monotonic() + _LOG_SECONDS
+        self._log_pause = _LOG_SECONDS[0]
+        self._next_log = time.monotonic() + self._log_pause
 
     def load(self) -> None:
         """Loads the model, and stores in the manifest what this run resolved to."""
@@ -114,7 +115,8 @@ class Generation:
             self._meter.finished(len(codes), prompt, output)
             self._note_errors(batch.column("position"), batch.column(f"{self._prefix}error"))
         if time.monotonic() >= self._next_log:
-            self._next_log += _LOG_SECONDS
+            self._log_pause = min(1.2 * self._log_pause, _LOG_SECONDS[1])
+            self._next_log += self._log_pause
             self.log_progress()
 
     def _skip(self, skipped: list[Skipped]) -> None:
@@ -146,7 +148,19 @@ class Generation:
         """One event with the figures of the moment and the last failed row's error."""
         snapshot = self.snapshot()
         speed = {name: round(value, 4) for name, value in snapshot.rates.items()}
-        self._output.log.write("progress", rows=snapshot.rows_done, speed=speed, error=self._last_error)
+        tokens = {
+            "computed": snapshot.computed_tokens,
+            "reused": snapshot.reused_tokens,
+            "output": snapshot.output_tokens,
+        }
+        self._output.log.write(
+            "progress",
+            seconds=round(snapshot.seconds, 3),
+            rows=snapshot.rows_done,
+            tokens=tokens,
+            speed=speed,
+            error=self._last_error,
+        )
         self._last_error = None
 
 
