@@ -7,6 +7,8 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -49,8 +51,12 @@ def wheel(tmp_path_factory) -> Path:
 def test_every_module_of_the_tree_is_in_the_wheel(wheel):
     inside = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("batchgen/")}
     inside -= {f"batchgen/kernels/native/{name}.so" for name in SETS}
-    tree = {f"batchgen/{path.relative_to(ROOT)}" for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
+    tree = {f"batchgen/{path.relative_to(ROOT)}" for folder in FOLDERS for path in _packaged(ROOT / folder)}
     assert inside == tree
+
+
+def _packaged(folder: Path) -> Iterator[Path]:
+    return chain(folder.rglob("*.py"), folder.rglob("*.html"))
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="no compiler")
