@@ -171,6 +171,28 @@ def schedule(job_path: Path, assignments: tuple[str, ...], **options: Any) -> in
     return 0
 
 
+@cli.command()
+@click.argument("output", type=click.Path(path_type=Path))
+@click.argument("repo", metavar="ORG/NAME")
+@click.option("--private", is_flag=True, help="Make the repository private; refuses one that exists and is public.")
+@click.option("--split", default="train", show_default=True, help="Name of the split that these rows become.")
+@click.option("--config", default="default", show_default=True, help="Name of the configuration they belong to.")
+@click.option("--revision", metavar="BRANCH", help="Branch to push to, made where it does not exist; default: main.")
+@click.option("--dry-run", is_flag=True, help="Show the files and the card, send nothing.")
+@_debug
+def push(output: Path, repo: str, **options: Any) -> int:
+    """Send a finished output to the Hub: Parquet or JSONL files and a data set card, in one commit.
+
+    The token comes from HF_TOKEN or `hf auth login`. What the Hub has already is not sent again, so the same command
+    continues after a failure.
+    """
+    from .command_push import PushOptions, push_output
+
+    for line in push_output(output, repo, PushOptions(**options)):
+        click.echo(line)
+    return 0
+
+
 @cli.command("eval")
 @click.argument("model", metavar="MODEL")
 @click.option(
