@@ -8,6 +8,8 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -117,7 +119,27 @@ def _materialised(dataset: "Dataset | IterableDataset") -> "Dataset":
         return dataset
     directory = tempfile.TemporaryDirectory(prefix="batchgen-")
     _STREAMS.append(directory)
-    return Dataset.from_generator(lambda: iter(dataset), features=dataset.features, cache_dir=directory.name)
+    if dataset.features is None:  # they are learned from the rows, which hold nothing encoded then
+        return Dataset.from_generator(lambda: iter(dataset), cache_dir=directory.name)
+    path = Path(directory.name) / "rows.arrow"
+    _write_stream(dataset, path)
+    return Dataset.from_file(str(path))
+
+
+def _write_stream(dataset: "IterableDataset", path: Path) -> None:
+    """Rows as they are stored: nothing is decoded, so no codec is needed and nothing is encoded anew."""
+    schema = dataset.features.arrow_schema
+    examples = iter(dataset.decode(False))
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+        while rows := list(islice(examples, _BATCH_ROWS)):
+            columns = [_column([row.get(field.name) for row in rows], field.type) for field in schema]
+            writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+
+
+def _column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    if isinstance(kind, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(kind, pa.array(values, kind.storage_type))
+    return pa.array(values, kind)
 
 
 def _engine(model: str | LoadedEngine, options: Mapping[str, Any]) -> LoadedEngine:
