@@ -140,7 +140,9 @@ class EngineSettings(Section):
     max_sequences: Annotated[int, Field(ge=1)] | Literal["auto"] = Field("auto", description="rows computed at once")
     prefix_sharing: bool = Field(True, description="compute a prefix that rows share once")
     speculation: Literal["auto", "off", "ngram", "suffix", "layer_skip"] | DraftSpeculation | MedusaSpeculation = Field(
-        "auto", description="drafting of several tokens per step"
+        "auto",
+        description="guesses at several tokens per step, which change no answer; off; ngram: from the row's own text; "
+        "suffix: also from finished answers; auto: suffix, as far as measured step times say it pays",
     )
 
     @field_validator("device")
@@ -160,7 +162,7 @@ class EngineSettings(Section):
     @classmethod
     def _speculation_exists(cls, value: Any) -> Any:
         kind = value if isinstance(value, str) else value.kind
-        _refuse_later(kind, ("ngram", "suffix", "layer_skip", "draft", "medusa"), "use auto or off")
+        _refuse_later(kind, ("layer_skip", "draft", "medusa"), "use auto, off, ngram or suffix")
         return value
 
 

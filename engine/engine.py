@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 from .. import kernels as op_tables
@@ -15,6 +16,8 @@ from .blocks import BlockPool, BlockTree, UnsharedBlocks
 from .checkpoint import Checkpoint, ModelError, open_checkpoint
 from .config import EngineSettings
 from .decoder import Decoder, load_decoder
+from .draft.speculation import Speculation
+from .draft.table import new_speculation
 from .intake import Intake, RowLimits, refusal
 from .kv import KVPages
 from .machine import compute_dtype, kv_cache_bytes, resolve_device, use_granted_cores
@@ -81,6 +84,7 @@ class Engine:
             "kv_blocks": self._num_blocks,
             "max_batch_tokens": self._max_batch_tokens,
             "max_sequences": self._max_sequences,
+            "speculation": settings.speculation,
         }
         self._running = False
         self._interrupted = threading.Event()
@@ -154,21 +158,27 @@ class Engine:
 
     def _steps(self, intake: Intake) -> Iterator[Completion]:
         """The only loop there is: choose a step, run it, take note of it."""
-        scheduler = self._new_scheduler(intake)
+        speculation = new_speculation(self.settings.speculation, self.bounds.vocabulary, self.statistics)
+        scheduler = self._new_scheduler(intake, speculation)
         while not self._interrupted.is_set():
+            started = perf_counter()
             step = scheduler.schedule()
+            planned = perf_counter() - started
             yield from scheduler.take_finished()
             if step is not None:
-                scheduler.commit(step, self._runner.execute(step))
+                started = perf_counter()
+                drawn = self._runner.execute(step)
+                speculation.timed(step, planned + perf_counter() - started)
+                scheduler.commit(step, drawn)
                 yield from scheduler.take_finished()
             elif intake.exhausted:
                 return
 
-    def _new_scheduler(self, intake: Intake) -> Scheduler:
+    def _new_scheduler(self, intake: Intake, speculation: Speculation) -> Scheduler:
         settings = self.settings
         tree_kind = BlockTree if settings.prefix_sharing else UnsharedBlocks
         tree = tree_kind(BlockPool(self._num_blocks), settings.block_size)
-        return Scheduler(intake, tree, self._max_batch_tokens, self._max_sequences, self.statistics)
+        return Scheduler(intake, tree, self._max_batch_tokens, self._max_sequences, self.statistics, speculation)
 
 
 def in_plan_order(requests: Iterable[Request], limits: RowLimits) -> Iterator[Request]:

@@ -44,6 +44,17 @@ class Residents:
         sequence.match = match
         insert_in_order(self.running, sequence)
 
+    def lengthen(self, sequence: Sequence, most: int) -> int:
+        """Takes free blocks for up to `most` tokens behind its own; how many then have room."""
+        while self.blocks(len(sequence.tokens) + most) > sequence.num_blocks and self.pool.num_free:
+            sequence.add_block(*self.pool.take(1))
+        return min(most, sequence.num_blocks * self.tree.block_size - len(sequence.tokens))
+
+    def shorten(self, sequence: Sequence) -> None:
+        """Gives back the blocks behind those of its tokens."""
+        while sequence.num_blocks > self.blocks(len(sequence.tokens)):
+            self.pool.give_back((sequence.take_block(),))
+
     def settle(self, sequence: Sequence) -> list[tuple[int, int]]:
         """What the sequence matched is computed: copies the donated part of a block and lets the donor go."""
         match = sequence.match

@@ -4,6 +4,7 @@ Knows how a step is executed, not how it was chosen; a step that raises is split
 """
 
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Protocol
 
 import numpy as np
@@ -16,7 +17,7 @@ from .items import attention_items
 from .kv import KVPages
 from .request import RowError
 from .sampling import Sampler
-from .sequence import Drawn, Feed, Step
+from .sequence import Drawn, Feed, Point, Step
 
 LOGITS_BYTES = 128 * 2**20  # float32 logits held at once
 MAX_FAILURES = 8  # rows that raise one after the other before the run is given up
@@ -45,24 +46,27 @@ class Runner:
     device: torch.device
     failures: int = 0  # rows that raised since one last went through
 
-    def execute(self, step: Step) -> list[Drawn | None]:
-        """One entry per feed: what it drew, or None when it does not sample."""
+    def execute(self, step: Step) -> list[list[Drawn]]:
+        """One list per feed: what each of its points drew."""
         self.pages.copy_blocks(step.copies)
         return self._isolate(step.feeds)
 
     @torch.inference_mode()
-    def _run(self, feeds: list[Feed]) -> list[Drawn | None]:
+    def _run(self, feeds: list[Feed]) -> list[list[Drawn]]:
         hidden = self.model.forward(self._batch(feeds), self.pages)
-        sampling = [feed for feed in feeds if feed.samples]
-        drawn: list[Drawn] = []
-        for start in range(0, len(sampling), self._rows_at_once()):
-            rows = slice(start, start + self._rows_at_once())
-            sequences = [feed.sequence for feed in sampling[rows]]
-            drawn += self.sampler.draw(sequences, self.model.logits(hidden[rows]))
-        results = iter(drawn)
-        return [next(results) if feed.samples else None for feed in feeds]
+        points = [feed.points for feed in feeds]
+        drawn = iter(self._draw([point for some in points for point in some], hidden))
+        return [list(islice(drawn, len(some))) for some in points]
 
-    def _isolate(self, feeds: list[Feed]) -> list[Drawn | None]:
+    def _draw(self, points: list[Point], hidden: Tensor) -> list[Drawn]:
+        """Logits of a bounded number of points at once."""
+        drawn: list[Drawn] = []
+        for start in range(0, len(points), self._rows_at_once()):
+            rows = slice(start, start + self._rows_at_once())
+            drawn += self.sampler.draw(points[rows], self.model.logits(hidden[rows]))
+        return drawn
+
+    def _isolate(self, feeds: list[Feed]) -> list[list[Drawn]]:
         """Runs the feeds; when that raises, each half by itself, down to the one row that is at fault.
 
         Running a feed again writes the same keys to the same slots, so the others lose nothing.
@@ -78,7 +82,7 @@ class Runner:
                 ) from error
         except Exception as error:
             if len(feeds) == 1:
-                return [Drawn(error=self._row_fault(error))]
+                return [[Drawn(error=self._row_fault(error))]]
         middle = len(feeds) // 2
         return self._isolate(feeds[:middle]) + self._isolate(feeds[middle:])
 
@@ -94,16 +98,17 @@ class Runner:
     def _batch(self, feeds: list[Feed]) -> Batch:
         items = attention_items(feeds, self.pages.block_size)
         counts = [feed.count for feed in feeds]
-        tokens = [token for feed in feeds for token in feed.sequence.tokens[feed.start : feed.start + feed.count]]
+        tokens = [token for feed in feeds for token in feed.tokens]
         choices = np.repeat([feed.sequence.task.rope_choice for feed in feeds], counts)
-        last = np.cumsum(counts) - 1
+        ends = np.cumsum(counts)
+        sampled = [range(end - len(feed.draft) - 1, end) for feed, end in zip(feeds, ends, strict=True) if feed.samples]
         return Batch(
             tokens=self._tensor(np.array(tokens, dtype=np.int64)),
             positions=self._tensor(items.positions),
             slots=self._tensor(self._slots(feeds)),
             rope_choice=self._tensor(choices),
             attention=self.kernels.plan_attention(items, self.pages.block_size),
-            sampled=self._tensor(last[[feed.samples for feed in feeds]]),
+            sampled=self._tensor(np.fromiter(chain.from_iterable(sampled), np.int64)),
         )
 
     def _slots(self, feeds: list[Feed]) -> np.ndarray:

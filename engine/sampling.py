@@ -1,6 +1,6 @@
-"""From a step's logits to what each sequence draws: masks, penalties, filters, log-probabilities, faults.
+"""From a step's logits to what each point draws: masks, penalties, filters, log-probabilities, faults.
 
-Turns sampling parameters of sequences into the tensors of the sampling kernels; the arithmetic is theirs.
+Turns sampling parameters of points into the tensors of the sampling kernels; the arithmetic is theirs.
 """
 
 from dataclasses import dataclass
@@ -14,59 +14,59 @@ from ..kernels.sampling import Filters, Penalties
 from ..kernels.sampling.noise import noise_key
 from .intake import penalised
 from .request import RowError, TokenLogprob
-from .sequence import Drawn, Sequence
+from .sequence import Drawn, Point
 
 NOT_FINITE = RowError("numeric", "generate", "the model's logits hold NaN or infinity", retryable=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """Draws the next token of every sequence of a batch; a row's draw never depends on its neighbours."""
+    """Draws the token at every point of a batch; what a point draws never depends on its neighbours."""
 
     kernels: Kernels
     vocabulary: int  # token ids of the tokenizer; the head may be wider
 
-    def draw(self, sequences: list[Sequence], logits: Tensor) -> list[Drawn]:
+    def draw(self, points: list[Point], logits: Tensor) -> list[Drawn]:
         """One result per row of `logits` [R, V] float32, which is used up."""
         finite = self.kernels.finite(logits[:, : self.vocabulary]).tolist()
         logits[:, self.vocabulary :] = -torch.inf
-        entries = self._logprob_source(sequences, logits)
-        logits = self._shape(sequences, logits)
-        tokens = self.kernels.sample(logits, filters(sequences, logits.device))
-        logprobs = self._logprobs(sequences, entries, tokens)
+        entries = self._logprob_source(points, logits)
+        logits = self._shape(points, logits)
+        tokens = self.kernels.sample(logits, filters(points, logits.device))
+        logprobs = self._logprobs(points, entries, tokens)
         return [
             Drawn(token, logprob) if fine else Drawn(error=NOT_FINITE)
             for token, logprob, fine in zip(tokens.tolist(), logprobs, finite, strict=True)
         ]
 
-    def _shape(self, sequences: list[Sequence], logits: Tensor) -> Tensor:
+    def _shape(self, points: list[Point], logits: Tensor) -> Tensor:
         """Penalties, then the end tokens that min_tokens forbids."""
-        if any(penalised(sequence.task.request.sampling) for sequence in sequences):
-            logits = self.kernels.penalise(logits, penalties(sequences, logits.device))
+        if any(penalised(point.sampling) for point in points):
+            logits = self.kernels.penalise(logits, penalties(points, logits.device))
         forbidden = [
             (row, token)
-            for row, sequence in enumerate(sequences)
-            if sequence.answer_length < sequence.task.request.sampling.min_tokens
-            for token in sequence.task.ends
+            for row, point in enumerate(points)
+            if point.answer_length < point.sampling.min_tokens
+            for token in point.sequence.task.ends
         ]
         if forbidden:
             rows, tokens = zip(*forbidden, strict=True)
             logits[list(rows), list(tokens)] = -torch.inf
         return logits
 
-    def _logprob_source(self, sequences: list[Sequence], logits: Tensor) -> tuple[list[int], Tensor]:
+    def _logprob_source(self, points: list[Point], logits: Tensor) -> tuple[list[int], Tensor]:
         """The raw logits of the rows that want log-probabilities, kept before anything shapes them."""
-        rows = [row for row, sequence in enumerate(sequences) if sequence.task.request.sampling.logprobs is not None]
+        rows = [row for row, point in enumerate(points) if point.sampling.logprobs is not None]
         return rows, logits[rows].clone() if rows else logits[:0]
 
     def _logprobs(
-        self, sequences: list[Sequence], source: tuple[list[int], Tensor], tokens: Tensor
+        self, points: list[Point], source: tuple[list[int], Tensor], tokens: Tensor
     ) -> list[TokenLogprob | None]:
         rows, raw = source
-        found: list[TokenLogprob | None] = [None] * len(sequences)
+        found: list[TokenLogprob | None] = [None] * len(points)
         if not rows:
             return found
-        tops = [sequences[row].task.request.sampling.logprobs or 0 for row in rows]
+        tops = [points[row].sampling.logprobs or 0 for row in rows]
         widest = min(max(tops), self.vocabulary)
         own, values, ids = (part.tolist() for part in self.kernels.logprobs(raw, tokens[rows], widest))
         for index, (row, top) in enumerate(zip(rows, tops, strict=True)):
@@ -75,13 +75,13 @@ class Sampler:
         return found
 
 
-def filters(sequences: list[Sequence], device: torch.device) -> Filters:
-    sampling = [sequence.task.request.sampling for sequence in sequences]
+def filters(points: list[Point], device: torch.device) -> Filters:
+    sampling = [point.sampling for point in points]
     keys = noise_key(
         np.array([one.seed for one in sampling]),
-        np.array([sequence.task.request.key for sequence in sequences]),
-        np.array([sequence.sample for sequence in sequences]),
-        np.array([sequence.answer_length for sequence in sequences]),
+        np.array([point.sequence.task.request.key for point in points]),
+        np.array([point.sequence.sample for point in points]),
+        np.array([point.answer_length for point in points]),
     )
     return Filters(
         temperature=torch.tensor([one.temperature for one in sampling], dtype=torch.float32, device=device),
@@ -92,12 +92,13 @@ def filters(sequences: list[Sequence], device: torch.device) -> Filters:
     )
 
 
-def penalties(sequences: list[Sequence], device: torch.device) -> Penalties:
+def penalties(points: list[Point], device: torch.device) -> Penalties:
     """The token counts of the rows that look back; the others carry neutral factors and no entries."""
-    sampling = [sequence.task.request.sampling for sequence in sequences]
-    tokens = [sequence.counts.tokens() for sequence in sequences]
-    rows = np.repeat(np.arange(len(sequences)), [len(distinct) for distinct in tokens])
-    in_answer = np.concatenate([sequence.counts.in_answer() for sequence in sequences])
+    sampling = [point.sampling for point in points]
+    counts = [point.counts for point in points]
+    tokens = [one.tokens() for one in counts]
+    rows = np.repeat(np.arange(len(points)), [len(distinct) for distinct in tokens])
+    in_answer = np.concatenate([one.in_answer() for one in counts])
     return Penalties(
         rows=torch.from_numpy(rows).to(device),
         tokens=torch.from_numpy(np.concatenate(tokens)).to(device),

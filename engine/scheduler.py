@@ -5,9 +5,11 @@ Pure Python on tokens and block ids. There is one kind of step: a list of (seque
 
 from collections import deque
 from collections.abc import Iterator
+from collections.abc import Sequence as Ordered
 
 from .admission import Admission
 from .blocks import BlockTree
+from .draft.speculation import NO_SPECULATION, Speculation
 from .intake import Intake
 from .request import Completion, RowError, Sample
 from .residents import EngineStalledError, Residents
@@ -24,11 +26,18 @@ class Scheduler:
     """
 
     def __init__(
-        self, intake: Intake, tree: BlockTree, max_batch_tokens: int, max_sequences: int, statistics: Statistics
+        self,
+        intake: Intake,
+        tree: BlockTree,
+        max_batch_tokens: int,
+        max_sequences: int,
+        statistics: Statistics,
+        speculation: Speculation = NO_SPECULATION,
     ) -> None:
         self._intake = intake
         self._max_batch_tokens = max_batch_tokens
         self._statistics = statistics
+        self._speculation = speculation
         self._residents = Residents(tree, statistics)
         self._admission = Admission(intake, self._residents, max_batch_tokens, max_sequences)
 
@@ -45,21 +54,15 @@ class Scheduler:
         step = self._compose()
         if not step.feeds:
             raise EngineStalledError(residents.describe())
+        step = self._draft(step)
         self._measure(step)
         return step
 
-    def commit(self, step: Step, drawn: list[Drawn | None]) -> None:
-        """Takes note of a step that ran; `drawn` holds one entry per feed, None for those that do not sample."""
-        for feed, result in zip(step.feeds, drawn, strict=True):
-            if feed.sequence.task.error is not None:
-                continue  # another sample of its row failed in this step
-            error = self._fault(result) if result is not None else None
-            if error is not None:
-                self._fail(feed.sequence, error)
-                continue
-            self._advance(feed)
-            if result is not None:
-                self._receive(feed.sequence, result)
+    def commit(self, step: Step, drawn: list[list[Drawn]]) -> None:
+        """Takes note of a step that ran; `drawn` holds, for each feed, what each of its points drew."""
+        for feed, results in zip(step.feeds, drawn, strict=True):
+            if feed.sequence.task.error is None:  # else another sample of its row failed in this step
+                self._take(feed, results)
 
     def take_finished(self) -> Iterator[Completion]:
         """The outcomes since the last call, in the order rows ended."""
@@ -98,6 +101,20 @@ class Scheduler:
             budget -= count
         return Step(copies, feeds)
 
+    def _draft(self, step: Step) -> Step:
+        """Adds guesses behind newest tokens, as far as the token budget and the free blocks go."""
+        budget = self._max_batch_tokens - step.num_tokens
+        places = self._speculation.places(step) if budget else []
+        wanted = [(feed.sequence, self._residents.lengthen(feed.sequence, most)) for feed, most in places]
+        drafts = self._speculation.drafts(wanted, step, budget)
+        guessed = {id(feed): draft for (feed, _), draft in zip(places, drafts, strict=True)}
+        feeds = [
+            Feed(feed.sequence, feed.start, feed.count + len(draft), draft)
+            for feed in step.feeds
+            for draft in (guessed.get(id(feed), ()),)
+        ]
+        return Step(step.copies, feeds)
+
     def _measure(self, step: Step) -> None:
         statistics, pool = self._statistics, self._residents.pool
         statistics.steps += 1
@@ -108,8 +125,32 @@ class Scheduler:
 
     # after a step
 
-    def _advance(self, feed: Feed) -> None:
-        sequence, end, size = feed.sequence, feed.start + feed.count, self._residents.tree.block_size
+    def _take(self, feed: Feed, results: list[Drawn]) -> None:
+        """The tokens drawn up to and with the first that differs from the draft; what was fed behind it is void."""
+        sequence = feed.sequence
+        num_right = num_accepted(feed.draft, results)
+        error = self._fault(results[0]) if results else None
+        if error is None:
+            self._advance(feed, feed.known + num_right)
+        self._speculation.verified(sequence, feed.draft, num_right)
+        if self._runs_on(sequence, results[: num_right + 1]):
+            self._residents.shorten(sequence)
+
+    def _runs_on(self, sequence: Sequence, results: list[Drawn]) -> bool:
+        """Receives tokens as long as none of them ends the answer or is an error; says whether it goes on."""
+        for result in results:
+            error = self._fault(result)
+            if error is not None:
+                self._fail(sequence, error)
+                return False
+            if self._receive(sequence, result):
+                self._speculation.ended(sequence)
+                return False
+        return True
+
+    def _advance(self, feed: Feed, end: int) -> None:
+        """Keys of the sequence's tokens below `end` are computed."""
+        sequence, size = feed.sequence, self._residents.tree.block_size
         sequence.computed = end
         first = max(feed.start - 1, 0) // size  # the block before counts too: its last tokens may have been copied
         for index in range(first, min(self._residents.blocks(end), len(sequence.path))):
@@ -128,7 +169,8 @@ class Scheduler:
             return RowError("engine", "generate", message, retryable=True)
         return drawn.error
 
-    def _receive(self, sequence: Sequence, drawn: Drawn) -> None:
+    def _receive(self, sequence: Sequence, drawn: Drawn) -> bool:
+        """One more token; says whether the answer ends with it."""
         task, sampling = sequence.task, sequence.task.request.sampling
         self._statistics.output_tokens += 1
         sequence.tokens.append(drawn.token)
@@ -145,6 +187,7 @@ class Scheduler:
             self._residents.drop(sequence)
             if task.done:
                 self._complete(sequence)
+        return reason is not None
 
     def _complete(self, sequence: Sequence) -> None:
         self._statistics.cached_prompt_tokens += sequence.task.cached_tokens
@@ -157,3 +200,11 @@ class Scheduler:
         self._residents.drop_all([other for other in self._residents.everyone if other.task is task])
         self._admission.forget(task)
         self._complete(sequence)
+
+
+def num_accepted(draft: Ordered[int], results: Ordered[Drawn]) -> int:
+    """How many leading drafted tokens are what was drawn in their place."""
+    for place, (token, result) in enumerate(zip(draft, results, strict=False)):
+        if result.error is not None or result.token != token:
+            return place
+    return len(draft)

@@ -4,9 +4,10 @@ Holds state; the scheduler makes every change to it.
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from .blocks import BlockNode, Match
-from .request import Request, RowError, Sample, TokenLogprob
+from .request import Request, RowError, Sample, Sampling, TokenLogprob
 from .stopping import StopSearch
 from .token_counts import TokenCounts
 
@@ -48,6 +49,7 @@ class Sequence:
     match: Match = NO_MATCH  # what its start was matched with, until its first feed
     logprobs: list[TokenLogprob] = field(default_factory=list)
     computed_before: int = 0  # tokens computed before a preemption: below it work is repeated
+    drafting: Any = None  # what the drafter keeps of it
 
     @property
     def prompt_length(self) -> int:
@@ -81,18 +83,62 @@ class Sequence:
         self.tail.append(block)
         self.blocks.append(block)
 
+    def take_block(self) -> int:
+        """The last of its own blocks, which holds none of its tokens."""
+        self.blocks.pop()
+        return self.tail.pop()
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Where a token is drawn: behind a sequence's tokens and, after those, some that were only drafted."""
+
+    sequence: Sequence
+    drafted: tuple[int, ...] = ()
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.sequence.task.request.sampling
+
+    @property
+    def answer_length(self) -> int:
+        return self.sequence.answer_length + len(self.drafted)
+
+    @property
+    def counts(self) -> TokenCounts:
+        return self.sequence.counts.ahead(self.drafted)
+
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """Part of a step: tokens start .. start + count of a sequence. The last one yields logits when it is the newest."""
+    """Part of a step: `count` tokens of a sequence from `start` on, the last of them its draft, which may be wrong.
+
+    When the newest token is among them, it and every drafted one yield logits.
+    """
 
     sequence: Sequence
     start: int
     count: int
+    draft: tuple[int, ...] = ()
+
+    @property
+    def known(self) -> int:
+        """The end of the fed tokens that are no guess."""
+        return self.start + self.count - len(self.draft)
 
     @property
     def samples(self) -> bool:
-        return self.start + self.count == len(self.sequence.tokens)
+        return self.known == len(self.sequence.tokens)
+
+    @property
+    def tokens(self) -> list[int]:
+        return [*self.sequence.tokens[self.start : self.known], *self.draft]
+
+    @property
+    def points(self) -> list[Point]:
+        """Where it draws, in order: nowhere while the newest token is still to be fed."""
+        ends = range(len(self.draft) + 1) if self.samples else ()
+        return [Point(self.sequence, self.draft[:end]) for end in ends]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +155,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What a feed that samples yields: a token and, when asked for, its log-probability; or an error."""
+    """What one point yields: a token and, when asked for, its log-probability; or an error."""
 
     token: int = -1
     logprob: TokenLogprob | None = None

@@ -14,6 +14,9 @@ class Statistics:
     cached_prompt_tokens: int = 0
     recomputed_tokens: int = 0
     output_tokens: int = 0
+    drafted_tokens: int = 0  # fed as guesses
+    accepted_tokens: int = 0  # of these, the ones that were right
+    drafted_steps: int = 0
     preemptions: int = 0
     copied_blocks: int = 0
     duplicates: int = 0

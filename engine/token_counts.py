@@ -4,7 +4,8 @@ Knows tokens and counts of one sequence; what a penalty does with them is a kern
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from copy import copy
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,10 @@ class TokenCounts(Protocol):
     """Distinct tokens of prompt and answer, [E] int64, and their times in the answer alone, [E] float32."""
 
     def add(self, token: int) -> None: ...
+    def ahead(self, tokens: Sequence[int]) -> "TokenCounts":
+        """The counts as they would be behind some more tokens; these stay as they are."""
+        ...
+
     def tokens(self) -> NDArray[np.int64]: ...
     def in_answer(self) -> NDArray[np.float32]: ...
 
@@ -23,6 +28,9 @@ class NoCounts:
 
     def add(self, token: int) -> None:
         return None
+
+    def ahead(self, tokens: Sequence[int]) -> Self:
+        return self
 
     def tokens(self) -> NDArray[np.int64]:
         return np.empty(0, np.int64)
@@ -47,6 +55,15 @@ class PromptAndAnswerCounts:
             self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
         self._tokens[place] = token
         self._counts[place] += 1
+
+    def ahead(self, tokens: Sequence[int]) -> "PromptAndAnswerCounts":
+        if not tokens:
+            return self
+        later = copy(self)
+        later._place, later._tokens, later._counts = dict(self._place), self._tokens.copy(), self._counts.copy()
+        for token in tokens:
+            later.add(token)
+        return later
 
     def tokens(self) -> NDArray[np.int64]:
         return self._tokens[: len(self._place)]

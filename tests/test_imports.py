@@ -32,6 +32,7 @@ WITHOUT_TORCH = (
     "detokenize",
     "config",
     "statistics",
+    "draft.table",
 )
 
 

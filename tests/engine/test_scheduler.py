@@ -7,7 +7,16 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from scheduling import VOCABULARY, Bounds, PagedModel, distinct_prefix_tokens, drive, expected_answer
+from scheduling import (
+    TREE_START,
+    VOCABULARY,
+    Bounds,
+    PagedModel,
+    distinct_prefix_tokens,
+    drive,
+    expected_answer,
+    prompts_of_a_tree,
+)
 
 from batchgen.engine.blocks import BlockPool, BlockTree
 from batchgen.engine.intake import Intake
@@ -22,21 +31,9 @@ def greedy(max_tokens: int, **others) -> Sampling:
     return Sampling(max_tokens=max_tokens, temperature=0, **others)
 
 
-_START = list(range(10, 31))
-
-prompts_of_a_tree = st.lists(
-    st.tuples(
-        st.sampled_from([(), (1, 2, 3), (1, 2, 3, 4, 5, 6, 8, 9), (1, 2, 9, 9, 9), tuple(range(10, 31))]),
-        st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=12),
-    ).map(lambda parts: [*parts[0], *parts[1]]),
-    min_size=1,
-    max_size=24,
-)
-
-
 @settings(max_examples=300, deadline=None)
 @example(  # a preempted row whose own blocks nobody but the pin of the next one holds, and which it cannot match
-    prompts=[[0], [*_START, 0], [*_START, *[0] * 4], [*_START, *[0] * 9]],
+    prompts=[[0], [*TREE_START, 0], [*TREE_START, *[0] * 4], [*TREE_START, *[0] * 9]],
     block_size=1,
     slack=28,
     budget=16,
@@ -226,10 +223,10 @@ class FaultyModel(PagedModel):
 
     bad_key: int = 0
 
-    def _draw(self, feed) -> Drawn:
-        if feed.sequence.task.request.key == self.bad_key:
+    def draw_at(self, point) -> Drawn:
+        if point.sequence.task.request.key == self.bad_key:
             return Drawn(error=RowError("numeric", "generate", "NaN"))
-        return super()._draw(feed)
+        return super().draw_at(point)
 
 
 @pytest.mark.parametrize("bad_key", range(5))
@@ -251,11 +248,11 @@ def test_a_row_that_fails_leaves_its_siblings_whole(bad_key, budget):
 class FailsInThePrompt(PagedModel):
     """The leader fails before its prompt is computed, while its siblings wait for it."""
 
-    def execute(self, step: Step) -> list[Drawn | None]:
+    def execute(self, step: Step) -> list[list[Drawn]]:
         results = super().execute(step)
         for index, feed in enumerate(step.feeds):
             if feed.sequence.task.request.key == 0 and feed.start + feed.count > 8:
-                results[index] = Drawn(error=RowError("engine", "generate", "raised"))
+                results[index] = [Drawn(error=RowError("engine", "generate", "raised"))]
         return results
 
 
@@ -271,8 +268,8 @@ def test_siblings_of_a_leader_that_fails_start_over():
 @pytest.mark.parametrize("token", [-1, VOCABULARY, 2**31])
 def test_an_impossible_token_is_the_row_s_error(token):
     class Impossible(PagedModel):
-        def _draw(self, feed):
-            return Drawn(token) if feed.sequence.task.request.key == 1 else super()._draw(feed)
+        def draw_at(self, point):
+            return Drawn(token) if point.sequence.task.request.key == 1 else super().draw_at(point)
 
     requests = [Request(key, [key, 5], greedy(3)) for key in range(3)]
     finished, _ = drive(requests, model=Impossible(4))

@@ -3,7 +3,10 @@
 from collections import deque
 from dataclasses import dataclass, field
 
+from hypothesis import strategies as st
+
 from batchgen.engine.blocks import BlockPool, BlockTree, UnsharedBlocks
+from batchgen.engine.draft.speculation import NO_SPECULATION
 from batchgen.engine.intake import Intake
 from batchgen.engine.request import Completion, Request
 from batchgen.engine.scheduler import Scheduler
@@ -12,6 +15,17 @@ from batchgen.engine.statistics import Statistics
 
 VOCABULARY = 50
 EOS = 7
+
+TREE_START = list(range(10, 31))
+
+prompts_of_a_tree = st.lists(
+    st.tuples(
+        st.sampled_from([(), (1, 2, 3), (1, 2, 3, 4, 5, 6, 8, 9), (1, 2, 9, 9, 9), tuple(range(10, 31))]),
+        st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=12),
+    ).map(lambda parts: [*parts[0], *parts[1]]),
+    min_size=1,
+    max_size=24,
+)
 
 
 @dataclass
@@ -50,29 +64,37 @@ class PagedModel:
     block_size: int
     slots: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
-    def execute(self, step: Step) -> list[Drawn | None]:
+    def execute(self, step: Step) -> list[list[Drawn]]:
         for source, destination in step.copies:
             for offset in range(self.block_size):
                 copied = self.slots.get(source * self.block_size + offset)
                 self.slots[destination * self.block_size + offset] = copied or ()
         for feed in step.feeds:
             self._write(feed)
-        return [self._draw(feed) if feed.samples else None for feed in step.feeds]
+        return [self._draw(feed) for feed in step.feeds]
 
     def _slot(self, sequence, position: int) -> int:
         return sequence.blocks[position // self.block_size] * self.block_size + position % self.block_size
 
     def _write(self, feed) -> None:
         for position in range(feed.start, feed.start + feed.count):
-            self.slots[self._slot(feed.sequence, position)] = tuple(feed.sequence.tokens[: position + 1])
+            self.slots[self._slot(feed.sequence, position)] = tuple(fed_tokens(feed)[: position + 1])
 
-    def _draw(self, feed) -> Drawn:
-        sequence = feed.sequence
-        for position in range(len(sequence.tokens)):
-            assert self.slots[self._slot(sequence, position)] == tuple(sequence.tokens[: position + 1])
+    def _draw(self, feed) -> list[Drawn]:
+        return [self.draw_at(point) for point in feed.points]
+
+    def draw_at(self, point) -> Drawn:
+        sequence, tokens = point.sequence, [*point.sequence.tokens, *point.drafted]
+        for position in range(len(tokens)):
+            assert self.slots[self._slot(sequence, position)] == tuple(tokens[: position + 1])
         request = sequence.task.request
         row = (0, 0) if request.sampling.greedy else (request.key, sequence.sample)
-        return Drawn(next_token(sequence.tokens, *row))
+        return Drawn(next_token(tokens, *row))
+
+
+def fed_tokens(feed) -> list[int]:
+    """All tokens up to the end of the feed, its draft included."""
+    return [*feed.sequence.tokens[: feed.known], *feed.draft]
 
 
 def drive(
@@ -86,13 +108,15 @@ def drive(
     model=None,
     bounds=None,
     check=True,
+    drafting=None,
 ) -> tuple[list[Completion], Statistics]:
     """Runs the requests to their end, checking invariants around every step."""
     pool = BlockPool(num_blocks)
     tree = (BlockTree if sharing else UnsharedBlocks)(pool, block_size)
     statistics = Statistics(kv_blocks_total=num_blocks)
     intake = Intake(iter(requests), bounds or Bounds(num_blocks * block_size), lambda tokens: "", deque(), statistics)
-    scheduler = Scheduler(intake, tree, budget, max_sequences, statistics)
+    speculation = drafting(statistics) if drafting else NO_SPECULATION
+    scheduler = Scheduler(intake, tree, budget, max_sequences, statistics, speculation)
     model = model or PagedModel(block_size)
     finished: list[Completion] = []
     while True:
@@ -131,5 +155,5 @@ def distinct_prefix_tokens(prompts) -> int:
 class CountingModel:
     """Draws token 0 and looks at nothing: for counting what is fed."""
 
-    def execute(self, step: Step) -> list[Drawn | None]:
-        return [Drawn(0) if feed.samples else None for feed in step.feeds]
+    def execute(self, step: Step) -> list[list[Drawn]]:
+        return [[Drawn(0) for _ in feed.points] for feed in step.feeds]

@@ -1,0 +1,185 @@
+"""What the scheduler knows of speculation: where drafts may stand, the drafts, and what became of them.
+
+Puts a drafter, which guesses, and a policy, which says how much, together; knows no model and no clock.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..sequence import Feed, Sequence, Step
+from ..statistics import Statistics
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A guess at the next tokens. `chances[i]`: that token i is right when those before it are, as the drafter sees it.
+
+    `match` is how many tokens of context it was found by, `source` where.
+    """
+
+    tokens: tuple[int, ...] = ()
+    chances: tuple[float, ...] = ()
+    match: int = 0
+    source: str = ""
+
+    def cut(self, length: int) -> "Draft":
+        """Its first `length` tokens."""
+        if length >= len(self.tokens):
+            return self
+        return Draft(self.tokens[:length], self.chances[:length], self.match, self.source)
+
+    @property
+    def expected(self) -> float:
+        """How many of its tokens will be right."""
+        total, path = 0.0, 1.0
+        for chance in self.chances:
+            path *= chance
+            total += path
+        return total
+
+
+NO_DRAFT = Draft()
+
+
+class Drafter(Protocol):
+    """Guesses. It may keep what it likes in `Sequence.drafting`, and must not change anything else."""
+
+    @property
+    def most(self) -> int:
+        """The longest draft it makes."""
+        ...
+
+    def propose(self, wanted: list[tuple[Sequence, int]]) -> list[Draft]:
+        """One draft per sequence, of at most so many tokens; KV slots behind the sequence's tokens are there."""
+        ...
+
+    def ended(self, sequence: Sequence) -> None:
+        """An answer is complete."""
+        ...
+
+
+class Policy(Protocol):
+    """How much of what is drafted is worth feeding."""
+
+    def opens(self, step: Step) -> bool:
+        """Drafting is worth a try in this step."""
+        ...
+
+    def lengths(self, drafts: list[Draft], step: Step) -> list[int]:
+        """How many tokens of each draft to feed beside the step's own."""
+        ...
+
+    def verified(self, draft: Draft, num_right: int) -> None:
+        """The first `num_right` tokens of a draft were right and the next, if there is one, was not."""
+        ...
+
+    def timed(self, step: Step, seconds: float) -> None:
+        """How long a step took, drafting included. Comes before its drafts are verified."""
+        ...
+
+
+class Speculation(Protocol):
+    """What the scheduler calls, in this order in every step; `timed` is the engine's to call."""
+
+    def places(self, step: Step) -> list[tuple[Feed, int]]: ...
+    def drafts(self, wanted: list[tuple[Sequence, int]], step: Step, budget: int) -> list[tuple[int, ...]]: ...
+    def timed(self, step: Step, seconds: float) -> None: ...
+    def verified(self, sequence: Sequence, draft: tuple[int, ...], num_right: int) -> None: ...
+    def ended(self, sequence: Sequence) -> None: ...
+
+
+class NoSpeculation:
+    """Off: every answer grows by one token a step."""
+
+    def places(self, step: Step) -> list[tuple[Feed, int]]:
+        return []
+
+    def drafts(self, wanted: list[tuple[Sequence, int]], step: Step, budget: int) -> list[tuple[int, ...]]:
+        return []
+
+    def timed(self, step: Step, seconds: float) -> None:
+        return None
+
+    def verified(self, sequence: Sequence, draft: tuple[int, ...], num_right: int) -> None:
+        return None
+
+    def ended(self, sequence: Sequence) -> None:
+        return None
+
+
+NO_SPECULATION = NoSpeculation()
+
+
+class Drafting:
+    """Speculation with one drafter under one policy. Token ids from `vocabulary` on are cut off drafts."""
+
+    def __init__(self, drafter: Drafter, policy: Policy, vocabulary: int, statistics: Statistics) -> None:
+        self._drafter = drafter
+        self._policy = policy
+        self._vocabulary = vocabulary
+        self._statistics = statistics
+        self._fed: dict[int, Draft] = {}  # by id of the sequence, of the step under way
+
+    def places(self, step: Step) -> list[tuple[Feed, int]]:
+        """Feeds that a draft may follow, and how long it may be: the drafter's limit, and the last token is drawn."""
+        if not self._policy.opens(step):
+            return []
+        open_feeds = [feed for feed in step.feeds if feed.samples]
+        limits = [min(self._drafter.most, tokens_left(feed.sequence) - 1) for feed in open_feeds]
+        return [(feed, most) for feed, most in zip(open_feeds, limits, strict=True) if most > 0]
+
+    def drafts(self, wanted: list[tuple[Sequence, int]], step: Step, budget: int) -> list[tuple[int, ...]]:
+        """The tokens to feed behind each sequence, `budget` in all."""
+        if not wanted:
+            return []
+        drafts = [
+            self._legal(draft, most) for draft, (_, most) in zip(self._drafter.propose(wanted), wanted, strict=True)
+        ]
+        chosen = []
+        for draft, length in zip(drafts, self._policy.lengths(drafts, step), strict=True):
+            chosen.append(draft.tokens[: min(length, budget)])
+            budget -= len(chosen[-1])
+        self._fed = {id(sequence): draft for (sequence, _), draft in zip(wanted, drafts, strict=True)}
+        self._statistics.drafted_tokens += sum(map(len, chosen))
+        self._statistics.drafted_steps += any(chosen)
+        return chosen
+
+    def timed(self, step: Step, seconds: float) -> None:
+        self._policy.timed(step, seconds)
+
+    def verified(self, sequence: Sequence, draft: tuple[int, ...], num_right: int) -> None:
+        """`draft` is what was fed of it."""
+        self._statistics.accepted_tokens += num_right
+        made = self._fed.pop(id(sequence), NO_DRAFT)
+        self._policy.verified(Draft(draft, made.chances[: len(draft)], made.match, made.source), num_right)
+
+    def ended(self, sequence: Sequence) -> None:
+        self._drafter.ended(sequence)
+
+    def _legal(self, draft: Draft, most: int) -> Draft:
+        tokens = draft.tokens[:most]
+        bad = next((place for place, token in enumerate(tokens) if not 0 <= token < self._vocabulary), len(tokens))
+        return (
+            draft if bad == len(draft.tokens) else Draft(tokens[:bad], draft.chances[:bad], draft.match, draft.source)
+        )
+
+
+class Eager:
+    """Feeds every draft whole: for a drafter that the user asked for by name."""
+
+    def opens(self, step: Step) -> bool:
+        return True
+
+    def lengths(self, drafts: list[Draft], step: Step) -> list[int]:
+        return [len(draft.tokens) for draft in drafts]
+
+    def verified(self, draft: Draft, num_right: int) -> None:
+        return None
+
+    def timed(self, step: Step, seconds: float) -> None:
+        return None
+
+
+def tokens_left(sequence: Sequence) -> int:
+    """How many tokens the answer may still get."""
+    return sequence.task.request.sampling.max_tokens - sequence.answer_length

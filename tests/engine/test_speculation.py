@@ -1,0 +1,258 @@
+"""Speculation on tiny models: with any drafter, any option and any limits the output is the one without."""
+
+import functools
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import tiny
+import torch
+from drafters import adversaries, scripted
+
+from batchgen.engine import Engine, Request, Sampling, scheduler
+from batchgen.engine import engine as engine_module
+
+TOKENS = 288
+
+OPTIONS = {
+    "greedy": Sampling(max_tokens=16, temperature=0),
+    "greedy to the end": Sampling(max_tokens=16, temperature=0, ignore_eos=True),
+    "sampled": Sampling(max_tokens=12, temperature=0.8, seed=5),
+    "filters": Sampling(max_tokens=12, temperature=1.5, top_k=20, top_p=0.9, min_p=0.02),
+    "n": Sampling(max_tokens=10, temperature=1.0, n=3),
+    "penalties": Sampling(
+        max_tokens=16, temperature=0, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.4
+    ),
+    "sampled penalties": Sampling(max_tokens=12, temperature=0.7, repetition_penalty=1.2, frequency_penalty=0.3),
+    "min tokens": Sampling(max_tokens=16, temperature=0, min_tokens=5, stop_token_ids=tuple(range(6, 200))),
+    "stop ids": Sampling(max_tokens=16, temperature=0, stop_token_ids=tuple(range(6, 60))),
+    "logprobs": Sampling(max_tokens=10, temperature=0.7, logprobs=5),
+    "own logprob": Sampling(max_tokens=10, temperature=0, logprobs=0),
+    "one token": Sampling(max_tokens=1, temperature=0),
+}
+
+
+def prompts() -> list[list[int]]:
+    """Shared starts, repetitions that invite copying, a single token."""
+    start = tiny.random_prompt(21, seed=1)
+    repeated = tiny.random_prompt(6, seed=2)
+    found = [start + tiny.random_prompt(3 + i, seed=10 + i) for i in range(4)]
+    return [*found, repeated * 5, start + repeated * 3, start[:1], tiny.random_prompt(50, seed=4)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny.tiny_model("llama3", tmp_path_factory.mktemp("llama3"))
+
+
+def load(folder, **settings) -> Engine:
+    return Engine.load(
+        str(folder), device="cpu", dtype="float32", **{"memory": "1MiB", "speculation": "off", **settings}
+    )
+
+
+def requests_of(sampling: Sampling) -> list[Request]:
+    return [Request(key, prompt, sampling) for key, prompt in enumerate(prompts())]
+
+
+def outcome(engine: Engine, requests) -> dict:
+    finished = {completion.key: completion for completion in engine.run(requests)}
+    assert all(completion.error is None for completion in finished.values())
+    return {
+        key: [(sample.tokens, sample.finish_reason) for sample in completion.samples]
+        for key, completion in sorted(finished.items())
+    }
+
+
+class Oracle:
+    """Knows the answers of a run without drafts."""
+
+    def __init__(self, requests, answers) -> None:
+        self.texts = [[*request.prompt, *tokens] for request in requests for tokens, _ in answers[request.key]]
+
+    def __call__(self, tokens: list[int], prompt_length: int) -> int:
+        known = next((t for t in self.texts if len(t) > len(tokens) and t[: len(tokens)] == tokens), None)
+        return 9 if known is None else known[len(tokens)]
+
+
+def with_script(monkeypatch, guess, lengths) -> None:
+    make = scripted(guess, lengths, TOKENS)
+    monkeypatch.setattr(engine_module, "new_speculation", lambda kind, vocabulary, statistics: make(statistics))
+
+
+@pytest.fixture(scope="module")
+def plain(folder):
+    """Option name -> requests and their answers without speculation."""
+    engine = load(folder)
+    return {name: (requests_of(sampling), outcome(engine, requests_of(sampling))) for name, sampling in OPTIONS.items()}
+
+
+@pytest.fixture(scope="module")
+def engines(folder):
+    """Kind of speculation -> an engine, loaded once."""
+    return functools.cache(lambda kind: load(folder, speculation=kind, block_size=4))
+
+
+@pytest.mark.parametrize("name", list(OPTIONS))
+@pytest.mark.parametrize("kind", ["ngram", "suffix", "auto"])
+def test_every_drafter_with_every_option_gives_what_off_gives(engines, plain, name, kind):
+    requests, expected = plain[name]
+    engine = engines(kind)
+    assert outcome(engine, requests) == expected
+    assert outcome(engine, iter(requests[::-1])) == expected
+
+
+@pytest.mark.parametrize("name", list(OPTIONS))
+@pytest.mark.parametrize("guess", ["right", "wrong", "random", "sometimes", "illegal"])
+def test_adversaries_change_nothing_but_speed(engines, plain, name, guess, monkeypatch):
+    requests, expected = plain[name]
+    with_script(monkeypatch, adversaries(Oracle(requests, expected), TOKENS)[guess], [3, 8, 1])
+    engine = engines("off")
+    assert outcome(engine, requests) == expected
+    statistics = engine.statistics
+    if guess == "wrong":
+        assert statistics.accepted_tokens == 0
+    if name != "one token":
+        assert statistics.drafted_tokens > 0
+        if guess in ("right", "sometimes"):
+            assert statistics.accepted_tokens > 0
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"max_batch_tokens": 7, "block_size": 1},
+        {"max_batch_tokens": 40, "block_size": 16, "prefix_sharing": False},
+        {"max_batch_tokens": 64, "block_size": 4, "max_sequences": 2},
+    ],
+    ids=lambda limits: str(limits["max_batch_tokens"]),
+)
+@pytest.mark.parametrize("name", ["greedy to the end", "n", "sampled penalties"])
+def test_limits_do_not_matter(folder, plain, name, limits, monkeypatch):
+    requests, expected = plain[name]
+    with_script(monkeypatch, adversaries(Oracle(requests, expected), TOKENS)["sometimes"], [5, 2, 8])
+    engine = load(folder, **limits)
+    assert outcome(engine, requests) == expected
+    assert engine.statistics.accepted_tokens > 0
+
+
+def test_preempted_rows_with_drafts_end_as_without(folder, monkeypatch):
+    sampling = Sampling(max_tokens=24, temperature=0, ignore_eos=True, stop_token_ids=(tiny.BOS,))
+    requests = [Request(key, tiny.random_prompt(6, seed=50 + key), sampling) for key in range(12)]
+    # answers that end at once make the forecast small, so that the rows are let in too early
+    stop = replace(sampling, stop_token_ids=tuple(range(TOKENS)))
+    short = [Request(1000 + i, [6 + i], stop) for i in range(64)]
+    engine = load(folder)
+    expected = outcome(engine, requests)
+    with_script(monkeypatch, adversaries(Oracle(requests, expected), TOKENS)["sometimes"], [5, 2, 8])
+    shape = engine.model.kv_shape()
+    engine = load(folder, block_size=4, memory=shape.bytes_per_token * 4 * 28, max_batch_tokens=96)
+    found = outcome(engine, iter(short + requests))
+    assert {key: found[key] for key in expected} == expected
+    assert engine.statistics.preemptions > 0
+    assert engine.statistics.accepted_tokens > 0
+
+
+@pytest.mark.parametrize("top", [0, 1, 5])
+def test_logprobs_are_those_without_drafts(folder, top, monkeypatch):
+    sampling = Sampling(max_tokens=10, temperature=0, logprobs=top)
+    requests = requests_of(sampling)
+    engine = load(folder)
+    expected = {completion.key: completion for completion in engine.run(requests)}
+    answers = {key: [(c.tokens, "")] for key, c in expected.items()}
+    with_script(monkeypatch, adversaries(Oracle(requests, answers), TOKENS)["sometimes"], [4])
+    for completion in engine.run(requests):
+        other = expected[completion.key]
+        assert len(completion.logprobs) == len(completion.tokens)
+        for left, right in zip(completion.logprobs, other.logprobs, strict=True):
+            assert left.token_id == right.token_id
+            assert left.logprob == pytest.approx(right.logprob, abs=1e-4)
+            assert [token for token, _ in left.top] == [token for token, _ in right.top]
+            assert len(left.top) == top
+    assert engine.statistics.accepted_tokens > 0
+
+
+def test_stop_strings_inside_accepted_drafts(folder, monkeypatch):
+    prompt = tiny.random_prompt(5, seed=8)
+    free = Sampling(max_tokens=24, temperature=0, ignore_eos=True)
+    engine = load(folder)
+    (whole,) = engine.run([Request(0, prompt, free)])
+    text = engine.tokenizer.decode(whole.tokens)
+    found = {text[at : at + size] for size in (1, 3, 5) for at in range(len(text) - size)}
+    pieces = sorted(piece for piece in found if "\ufffd" not in piece)
+    requests = [Request(key, prompt, replace(free, stop=(piece,))) for key, piece in enumerate(pieces)]
+    expected = outcome(engine, iter(requests))
+    with_script(monkeypatch, Oracle([Request(0, prompt, free)], {0: [(whole.tokens, "")]}), [7])
+    assert outcome(engine, iter(requests)) == expected
+    assert engine.statistics.accepted_tokens > 0
+    assert engine.statistics.output_tokens == sum(len(tokens) for ((tokens, _),) in expected.values())
+
+
+def test_an_end_token_drafted_everywhere_ends_nothing_early(folder, monkeypatch):
+    sampling = Sampling(max_tokens=16, min_tokens=5, temperature=0)
+    engine = load(folder)
+    expected = outcome(engine, requests_of(sampling))
+    with_script(monkeypatch, lambda tokens, prompt_length: tiny.EOS, [6])
+    assert outcome(engine, requests_of(sampling)) == expected
+
+
+def test_drafts_are_clipped_at_the_context_end(folder, monkeypatch):
+    engine = load(folder, memory="8MiB")
+    length = engine.model.spec.context_length
+    request = Request(0, tiny.random_prompt(length - 6), Sampling(max_tokens=6, temperature=0, ignore_eos=True))
+    expected = outcome(engine, [request])
+    for guess in ("right", "wrong"):
+        with_script(monkeypatch, adversaries(Oracle([request], expected), TOKENS)[guess], [8])
+        assert outcome(engine, [request]) == expected
+        assert engine.statistics.drafted_tokens > 0
+
+
+def test_the_exactness_tests_can_fail(folder, plain, monkeypatch):
+    """Keys of wrong guesses that are taken for right ones show up at once."""
+    requests, expected = plain["greedy to the end"]
+    with_script(monkeypatch, adversaries(Oracle(requests, expected), TOKENS)["wrong"], [3])
+    monkeypatch.setattr(scheduler, "num_accepted", lambda draft, results: min(1, len(draft)))
+    assert outcome(load(folder), requests) != expected
+
+
+def test_the_distribution_is_that_without_drafts(tmp_path):
+    """Chi-square over a whole small vocabulary: sampled second tokens, drafted by a drafter that loves one token."""
+    folder = tiny.tiny_model("llama3", tmp_path)
+    engine = load(folder, max_sequences=64)
+    prompt = tiny.random_prompt(4, seed=3)
+    real = engine.model.logits
+    few = 12  # tokens with any probability
+
+    def small_vocabulary(hidden):
+        logits = real(hidden) * 0.15
+        logits[:, :6] = -torch.inf
+        logits[:, 6 + few :] = -torch.inf
+        return logits
+
+    engine.model.logits = small_vocabulary
+    sampling = Sampling(max_tokens=2, temperature=1.0, ignore_eos=True, n=1000)
+    requests = [Request(key, prompt, replace(sampling, seed=key)) for key in range(4)]
+    plain = outcome(engine, requests)
+    chances = {}
+    for first in range(6, 6 + few):
+        with torch.no_grad():
+            logits = tiny.reference_logits(folder, [*prompt, first])[-1, 6 : 6 + few] * 0.15
+        chances[first] = torch.softmax(logits, -1)
+    counts = Counter((tokens[0], tokens[1]) for samples in plain.values() for tokens, _ in samples)
+    firsts = Counter(tokens[0] for samples in plain.values() for tokens, _ in samples)
+    statistic = freedom = 0.0
+    for first, total in firsts.items():
+        expected = chances[first] * total
+        keep = expected >= 5
+        observed = torch.tensor([counts[first, second] for second in range(6, 6 + few)], dtype=torch.float32)
+        if keep.sum() > 1:
+            statistic += float(((observed - expected).square() / expected)[keep].sum())
+            freedom += int(keep.sum()) - 1
+    assert freedom > 50
+    assert statistic < freedom + 4 * (2 * freedom) ** 0.5
+    noise = random.Random(1)
+    with pytest.MonkeyPatch.context() as patch:
+        with_script(patch, lambda tokens, prompt_length: noise.choice([6, 6, 7]), [1])
+        assert outcome(engine, requests) == plain
+        assert engine.statistics.accepted_tokens > 100
