@@ -110,11 +110,13 @@ class GenerationSettings(Section):
 
 
 class DraftSpeculation(Section):
-    """A smaller model drafts tokens."""
+    """A smaller model with the same tokenizer drafts tokens."""
 
     kind: Literal["draft"]
-    model: str
-    tokens: int = 4
+    model: str = Field(
+        min_length=1, description="Hub id, local directory or .gguf; self: an INT4 copy of the model that is run"
+    )
+    tokens: int = Field(4, ge=1, le=32, description="longest draft")
 
 
 class MedusaSpeculation(Section):
@@ -142,7 +144,8 @@ class EngineSettings(Section):
     speculation: Literal["auto", "off", "ngram", "suffix", "layer_skip"] | DraftSpeculation | MedusaSpeculation = Field(
         "auto",
         description="guesses at several tokens per step, which change no answer; off; ngram: from the row's own text; "
-        "suffix: also from finished answers; auto: suffix, as far as measured step times say it pays",
+        "suffix: also from finished answers; auto: suffix, as far as measured step times say it pays; "
+        "layer_skip: from the model's first layers; {kind: draft, model: PATH, tokens: 4}: from a smaller model",
     )
 
     @field_validator("device")
@@ -158,11 +161,16 @@ class EngineSettings(Section):
         parse_memory(value)
         return value
 
+    @property
+    def speculation_kind(self) -> str:
+        """Its name in the table of `engine/draft/table.py`."""
+        return self.speculation if isinstance(self.speculation, str) else self.speculation.kind
+
     @field_validator("speculation")
     @classmethod
     def _speculation_exists(cls, value: Any) -> Any:
         kind = value if isinstance(value, str) else value.kind
-        _refuse_later(kind, ("layer_skip", "draft", "medusa"), "use auto, off, ngram or suffix")
+        _refuse_later(kind, ("medusa",), "use auto, off, ngram, suffix, layer_skip or draft")
         return value
 
 

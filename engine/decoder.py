@@ -114,11 +114,15 @@ class Decoder:
 
     def forward(self, batch: Batch, pages: KVPages) -> Tensor:
         """[R, H]: the final-normed hidden states of `batch.sampled`; keys and values of all T go to the pages."""
+        return self.forward_through(len(self._layers), batch, pages)
+
+    def forward_through(self, num_layers: int, batch: Batch, pages: KVPages) -> Tensor:
+        """The same behind the first layers only, as if the others were not there."""
         hidden = self._embedding.rows(batch.tokens)
         rotary = self._rope.rows(batch.positions, batch.rope_choice)
-        for index, (attention, mlp) in enumerate(self._layers):
+        for index, (attention, mlp) in enumerate(self._layers[:num_layers]):
             hidden = hidden + attention(hidden, batch, rotary, pages.layer(index))
-            if index == len(self._layers) - 1:
+            if index == num_layers - 1:
                 hidden = hidden[batch.sampled]  # behind the last keys and values only these rows matter
             hidden = hidden + mlp(hidden)
         return self._norm(hidden)
@@ -126,6 +130,23 @@ class Decoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] -> [R, V] float32."""
         return self._head(hidden).float()
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyExit:
+    """The first layers of a decoder with its own final norm and head: a model like any other."""
+
+    decoder: Decoder
+    num_layers: int
+
+    def rope_choice(self, length: int) -> int:
+        return self.decoder.rope_choice(length)
+
+    def forward(self, batch: Batch, pages: KVPages) -> Tensor:
+        return self.decoder.forward_through(self.num_layers, batch, pages)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.decoder.logits(hidden)
 
 
 @dataclass(frozen=True, slots=True)

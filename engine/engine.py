@@ -5,7 +5,7 @@ Composes planning, scheduling and execution; each of them is decided elsewhere.
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -16,6 +16,7 @@ from .blocks import BlockPool, BlockTree, UnsharedBlocks
 from .checkpoint import Checkpoint, ModelError, open_checkpoint
 from .config import EngineSettings
 from .decoder import Decoder, load_decoder
+from .draft.load import draft_models, load_draft_decoders
 from .draft.speculation import Speculation
 from .draft.table import new_speculation
 from .intake import Intake, RowLimits, refusal
@@ -54,7 +55,13 @@ class Engine:
     """A loaded model with its KV memory. One `run` at a time; runs share nothing but the weights."""
 
     def __init__(
-        self, model: Decoder, checkpoint: Checkpoint, tokenizer: Tokenizer, ops: Kernels, settings: EngineSettings
+        self,
+        model: Decoder,
+        checkpoint: Checkpoint,
+        tokenizer: Tokenizer,
+        ops: Kernels,
+        settings: EngineSettings,
+        draft_decoders: Sequence[Decoder] = (),
     ) -> None:
         device = model.device
         self.model = model
@@ -67,7 +74,8 @@ class Engine:
         self._max_batch_tokens = MAX_BATCH_TOKENS[device.type] if tokens == "auto" else tokens
         self._max_sequences = MAX_SEQUENCES[device.type] if sequences == "auto" else sequences
         shape = model.kv_shape(settings.kv_cache)
-        block_bytes = shape.bytes_per_token * settings.block_size
+        shapes = (shape, *(decoder.kv_shape() for decoder in draft_decoders))
+        block_bytes = sum(one.bytes_per_token for one in shapes) * settings.block_size
         self._num_blocks = kv_cache_bytes(settings.memory, device) // block_bytes
         if self._num_blocks < 1:
             raise ModelError(f"engine.memory: {settings.memory} holds no KV block of {block_bytes} bytes; raise it")
@@ -76,6 +84,7 @@ class Engine:
         ends = frozenset(token for token in checkpoint.eos_ids | tokenizer.eos_ids if token < vocabulary)
         self.bounds = RowBounds(model, vocabulary, self._num_blocks * settings.block_size, ends)
         self._runner = Runner(model, ops, pages, Sampler(ops, vocabulary), device)
+        self._draft_models = draft_models(model, self._runner, draft_decoders, settings)
         self.resolved: dict[str, Any] = {
             "device": str(device),
             "dtype": str(model.dtype).removeprefix("torch."),
@@ -84,7 +93,7 @@ class Engine:
             "kv_blocks": self._num_blocks,
             "max_batch_tokens": self._max_batch_tokens,
             "max_sequences": self._max_sequences,
-            "speculation": settings.speculation,
+            "speculation": settings.speculation_kind,
         }
         self._running = False
         self._interrupted = threading.Event()
@@ -124,7 +133,8 @@ class Engine:
         number_format = compute_dtype(dtype, checkpoint.dtype, device)
         model = load_decoder(checkpoint, number_format, device, ops, weights)
         text = load_tokenizer(tokenizer or path, None if tokenizer else revision)
-        engine = cls(model, checkpoint, text, ops, chosen)
+        drafting = load_draft_decoders(chosen, model, checkpoint, text, ops)
+        engine = cls(model, checkpoint, text, ops, chosen, drafting)
         engine.resolved["weights"] = "native" if weights == "auto" else weights
         return engine
 
@@ -158,7 +168,9 @@ class Engine:
 
     def _steps(self, intake: Intake) -> Iterator[Completion]:
         """The only loop there is: choose a step, run it, take note of it."""
-        speculation = new_speculation(self.settings.speculation, self.bounds.vocabulary, self.statistics)
+        speculation = new_speculation(
+            self.settings.speculation_kind, self._draft_models, self.bounds.vocabulary, self.statistics
+        )
         scheduler = self._new_scheduler(intake, speculation)
         while not self._interrupted.is_set():
             started = perf_counter()

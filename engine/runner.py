@@ -99,9 +99,9 @@ class Runner:
         items = attention_items(feeds, self.pages.block_size)
         counts = [feed.count for feed in feeds]
         tokens = [token for feed in feeds for token in feed.tokens]
-        choices = np.repeat([feed.sequence.task.rope_choice for feed in feeds], counts)
+        choices = np.repeat([self.model.rope_choice(feed.sequence.longest) for feed in feeds], counts)
         ends = np.cumsum(counts)
-        sampled = [range(end - len(feed.draft) - 1, end) for feed, end in zip(feeds, ends, strict=True) if feed.samples]
+        sampled = [range(end - len(feed.points), end) for feed, end in zip(feeds, ends, strict=True)]
         return Batch(
             tokens=self._tensor(np.array(tokens, dtype=np.int64)),
             positions=self._tensor(items.positions),

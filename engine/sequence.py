@@ -60,6 +60,11 @@ class Sequence:
         return len(self.tokens) - self.prompt_length
 
     @property
+    def longest(self) -> int:
+        """Tokens that prompt and answer can come to."""
+        return self.prompt_length + self.task.request.sampling.max_tokens
+
+    @property
     def pending(self) -> int:
         """Tokens whose keys are still to be computed."""
         return len(self.tokens) - self.computed
@@ -132,12 +137,14 @@ class Feed:
 
     @property
     def tokens(self) -> list[int]:
-        return [*self.sequence.tokens[self.start : self.known], *self.draft]
+        return [*self.sequence.tokens[self.start : self.known], *self.draft][-self.count :]
 
     @property
     def points(self) -> list[Point]:
         """Where it draws, in order: nowhere while the newest token is still to be fed."""
-        ends = range(len(self.draft) + 1) if self.samples else ()
+        num_drafted = len(self.draft)
+        first = max(0, num_drafted + 1 - self.count)  # a drafter feeds its draft over several steps
+        ends = range(first, num_drafted + 1) if self.samples else ()
         return [Point(self.sequence, self.draft[:end]) for end in ends]
 
 

@@ -64,9 +64,13 @@ class NgramDrafter:
     """Looks every sequence up in its own text."""
 
     most = MOST
+    writes_pages = False
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> list[Draft]:
         return [own_text(sequence).draft(sequence.tokens, most) for sequence, most in wanted]
+
+    def verified(self, draft: Draft, num_right: int) -> None:
+        return None
 
     def ended(self, sequence: Sequence) -> None:
         sequence.drafting = None

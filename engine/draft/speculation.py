@@ -49,8 +49,17 @@ class Drafter(Protocol):
         """The longest draft it makes."""
         ...
 
+    @property
+    def writes_pages(self) -> bool:
+        """It computes keys of its own in the KV slots of the sequences."""
+        ...
+
     def propose(self, wanted: list[tuple[Sequence, int]]) -> list[Draft]:
         """One draft per sequence, of at most so many tokens; KV slots behind the sequence's tokens are there."""
+        ...
+
+    def verified(self, draft: Draft, num_right: int) -> None:
+        """What became of what was fed of a draft: the first `num_right` tokens were right, no more."""
         ...
 
     def ended(self, sequence: Sequence) -> None:
@@ -121,8 +130,11 @@ class Drafting:
         self._fed: dict[int, Draft] = {}  # by id of the sequence, of the step under way
 
     def places(self, step: Step) -> list[tuple[Feed, int]]:
-        """Feeds that a draft may follow, and how long it may be: the drafter's limit, and the last token is drawn."""
-        if not self._policy.opens(step):
+        """Feeds that a draft may follow, and how long it may be: the drafter's limit, and the last token is drawn.
+
+        None for a drafter that writes to pages in a step that copies blocks: it could write to one still to be copied.
+        """
+        if (step.copies and self._drafter.writes_pages) or not self._policy.opens(step):
             return []
         open_feeds = [feed for feed in step.feeds if feed.samples]
         limits = [min(self._drafter.most, tokens_left(feed.sequence) - 1) for feed in open_feeds]
@@ -151,7 +163,9 @@ class Drafting:
         """`draft` is what was fed of it."""
         self._statistics.accepted_tokens += num_right
         made = self._fed.pop(id(sequence), NO_DRAFT)
-        self._policy.verified(Draft(draft, made.chances[: len(draft)], made.match, made.source), num_right)
+        fed = made.cut(len(draft))
+        self._drafter.verified(fed, num_right)
+        self._policy.verified(fed, num_right)
 
     def ended(self, sequence: Sequence) -> None:
         self._drafter.ended(sequence)

@@ -124,12 +124,16 @@ class SuffixDrafter:
     """The better of two guesses: from finished answers of the sequence's group, and from its own text."""
 
     most = MOST
+    writes_pages = False
 
     def __init__(self) -> None:
         self._groups: OrderedDict[tuple[int, ...], FinishedAnswers] = OrderedDict()
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> list[Draft]:
         return [self._draft(sequence, most) for sequence, most in wanted]
+
+    def verified(self, draft: Draft, num_right: int) -> None:
+        return None
 
     def ended(self, sequence: Sequence) -> None:
         """Its answer, with the end of the prompt before it, is what others are guessed from."""

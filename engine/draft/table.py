@@ -1,23 +1,49 @@
-"""The literal table of what `engine.speculation` can be."""
+"""The literal table of what `engine.speculation` can be.
 
-from collections.abc import Callable
+Puts drafters and policies together; models are handed in ready to run, so that nothing here knows a tensor.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from ..statistics import Statistics
+from .ahead import Execute
 from .controller import Controller
+from .layer_skip import LayerSkipDrafter
+from .model import ModelDrafter
 from .ngram import NgramDrafter
 from .speculation import NO_SPECULATION, Drafter, Drafting, Eager, Policy, Speculation
 from .suffix import SuffixDrafter
 
-KINDS: dict[str, tuple[Callable[[], Drafter], Callable[[], Policy]]] = {
-    "ngram": (NgramDrafter, Eager),
-    "suffix": (SuffixDrafter, Eager),
-    "auto": (SuffixDrafter, Controller),
+
+@dataclass(frozen=True, slots=True)
+class DraftModels:
+    """What drafters that run a model may run: exits of the target by their layers, and a model of its own."""
+
+    num_layers: int
+    exits: Mapping[int, Execute]
+    model: Execute | None = None
+    num_tokens: int = 0
+    context: int = 0
+
+
+def _model_drafter(models: DraftModels) -> ModelDrafter:
+    assert models.model is not None
+    return ModelDrafter(models.model, models.num_tokens, models.context)
+
+
+KINDS: dict[str, tuple[Callable[[DraftModels], Drafter], Callable[[], Policy]]] = {
+    "ngram": (lambda models: NgramDrafter(), Eager),
+    "suffix": (lambda models: SuffixDrafter(), Eager),
+    "auto": (lambda models: SuffixDrafter(), Controller),
+    "layer_skip": (lambda models: LayerSkipDrafter(models.exits, models.num_layers), Eager),
+    "draft": (_model_drafter, Eager),
 }
 
 
-def new_speculation(kind: str, vocabulary: int, statistics: Statistics) -> Speculation:
+def new_speculation(kind: str, models: DraftModels, vocabulary: int, statistics: Statistics) -> Speculation:
     """The speculation of one run; `vocabulary` is the number of legal token ids."""
     if kind == "off":
         return NO_SPECULATION
     drafter, policy = KINDS[kind]
-    return Drafting(drafter(), policy(), vocabulary, statistics)
+    return Drafting(drafter(models), policy(), vocabulary, statistics)

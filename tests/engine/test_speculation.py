@@ -1,7 +1,9 @@
 """Speculation on tiny models: with any drafter, any option and any limits the output is the one without."""
 
 import functools
+import json
 import random
+import shutil
 from collections import Counter
 from dataclasses import replace
 
@@ -12,6 +14,7 @@ from drafters import adversaries, scripted
 
 from batchgen.engine import Engine, Request, Sampling, scheduler
 from batchgen.engine import engine as engine_module
+from batchgen.engine.spec import ModelError
 
 TOKENS = 288
 
@@ -78,7 +81,7 @@ class Oracle:
 
 def with_script(monkeypatch, guess, lengths) -> None:
     make = scripted(guess, lengths, TOKENS)
-    monkeypatch.setattr(engine_module, "new_speculation", lambda kind, vocabulary, statistics: make(statistics))
+    monkeypatch.setattr(engine_module, "new_speculation", lambda kind, models, vocabulary, statistics: make(statistics))
 
 
 @pytest.fixture(scope="module")
@@ -89,13 +92,32 @@ def plain(folder):
 
 
 @pytest.fixture(scope="module")
-def engines(folder):
+def engines(folder, draft_folder):
     """Kind of speculation -> an engine, loaded once."""
-    return functools.cache(lambda kind: load(folder, speculation=kind, block_size=4))
+    with_model = {"draft": str(draft_folder), "self": "self"}
+
+    def make(kind: str) -> Engine:
+        chosen = {"kind": "draft", "model": with_model[kind], "tokens": 3} if kind in with_model else kind
+        return load(folder, speculation=chosen, block_size=4)
+
+    return functools.cache(make)
+
+
+@pytest.fixture(scope="module")
+def draft_folder(tmp_path_factory):
+    """Another family, other weights, a shorter context, a wider head; the same tokenizer."""
+    return tiny.tiny_model(
+        "qwen3",
+        tmp_path_factory.mktemp("draft"),
+        seed=3,
+        max_position_embeddings=48,
+        vocab_size=320,
+        num_hidden_layers=1,
+    )
 
 
 @pytest.mark.parametrize("name", list(OPTIONS))
-@pytest.mark.parametrize("kind", ["ngram", "suffix", "auto"])
+@pytest.mark.parametrize("kind", ["ngram", "suffix", "auto", "layer_skip", "draft", "self"])
 def test_every_drafter_with_every_option_gives_what_off_gives(engines, plain, name, kind):
     requests, expected = plain[name]
     engine = engines(kind)
@@ -206,6 +228,45 @@ def test_drafts_are_clipped_at_the_context_end(folder, monkeypatch):
         with_script(monkeypatch, adversaries(Oracle([request], expected), TOKENS)[guess], [8])
         assert outcome(engine, [request]) == expected
         assert engine.statistics.drafted_tokens > 0
+
+
+def test_a_draft_model_of_another_tokenizer_is_refused(folder, draft_folder, tmp_path):
+    shutil.copytree(draft_folder, tmp_path / "other")
+    file = tmp_path / "other" / "tokenizer.json"
+    content = json.loads(file.read_text())
+    vocabulary = content["model"]["vocab"]
+    first, second = list(vocabulary)[100:102]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    file.write_text(json.dumps(content))
+    with pytest.raises(ModelError, match=r"engine\.speculation: .* another vocabulary .* same family"):
+        load(folder, speculation={"kind": "draft", "model": str(tmp_path / "other")})
+
+
+def test_the_target_as_its_own_draft_model_is_accepted_nearly_always(folder, monkeypatch):
+    """Its pages follow the sequences: through rejections, preemptions and shared prompts."""
+    requests = requests_of(replace(OPTIONS["greedy to the end"], max_tokens=40))
+    engine = load(folder, speculation={"kind": "draft", "model": str(folder), "tokens": 4}, block_size=4)
+    assert outcome(engine, requests) == outcome(load(folder), requests)
+    statistics = engine.statistics
+    assert statistics.accepted_tokens == statistics.drafted_tokens > 100
+
+
+def test_an_exit_behind_nearly_all_layers_is_found_and_accepted(tmp_path):
+    """Layers that add nothing but the first: every exit is right, and the cheapest is taken."""
+    folder = tiny.tiny_model("llama3", tmp_path, num_hidden_layers=8)
+    engine = load(folder, speculation="layer_skip")
+    for attention, mlp in engine.model._layers[1:]:
+        attention.output.weight.zero_()
+        mlp.down.weight.zero_()
+    requests = requests_of(Sampling(max_tokens=60, temperature=0, ignore_eos=True))
+    found = outcome(engine, requests)
+    statistics = engine.statistics
+    assert statistics.accepted_tokens == statistics.drafted_tokens > 200
+    plain = load(folder)
+    for attention, mlp in plain.model._layers[1:]:
+        attention.output.weight.zero_()
+        mlp.down.weight.zero_()
+    assert outcome(plain, requests) == found
 
 
 def test_the_exactness_tests_can_fail(folder, plain, monkeypatch):

@@ -17,6 +17,7 @@ class Scripted:
     guess: Guess
     lengths: Sequence[int]
     most: int = 8
+    writes_pages: bool = False
     calls: int = 0
 
     def propose(self, wanted):
@@ -29,6 +30,9 @@ class Scripted:
             tokens.append(self.guess(tokens, sequence.prompt_length))
         found = tuple(tokens[len(sequence.tokens) :])
         return Draft(found, (0.5,) * len(found), 1, "script")
+
+    def verified(self, draft: Draft, num_right: int) -> None:
+        return None
 
     def ended(self, sequence) -> None:
         return None
