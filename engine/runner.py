@@ -4,7 +4,7 @@ Knows how a step is executed, not how it was chosen; a step that raises is split
 """
 
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from typing import Protocol
 
 import numpy as np
@@ -19,7 +19,7 @@ from .request import RowError
 from .sampling import Sampler
 from .sequence import Drawn, Feed, Point, Step
 
-LOGITS_BYTES = 128 * 2**20  # float32 logits held at once
+LOGITS_BYTES = 16 * 2**20  # float32 logits held at once: what stays in the cache from the head to the draw
 MAX_FAILURES = 8  # rows that raise one after the other before the run is given up
 
 
@@ -61,9 +61,8 @@ class Runner:
     def _draw(self, points: list[Point], hidden: Tensor) -> list[Drawn]:
         """Logits of a bounded number of points at once."""
         drawn: list[Drawn] = []
-        for start in range(0, len(points), self._rows_at_once()):
-            rows = slice(start, start + self._rows_at_once())
-            drawn += self.sampler.draw(points[rows], self.model.logits(hidden[rows]))
+        for first, end in pairwise(self._cuts(len(points))):
+            drawn += self.sampler.draw(points[first:end], self.model.logits(hidden[first:end]))
         return drawn
 
     def _isolate(self, feeds: list[Feed]) -> list[list[Drawn]]:
@@ -126,5 +125,8 @@ class Runner:
     def _tensor(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(self.device)
 
-    def _rows_at_once(self) -> int:
-        return max(1, LOGITS_BYTES // (4 * self.sampler.vocabulary))
+    def _cuts(self, num_rows: int) -> list[int]:
+        """Where equal parts of the rows begin, each with logits of about LOGITS_BYTES at most, and the end."""
+        most = max(1, LOGITS_BYTES // (4 * self.sampler.vocabulary))
+        parts = -(-num_rows // most)
+        return [num_rows * part // parts for part in range(parts + 1)] if parts else []

@@ -1,22 +1,19 @@
 // Products of 8-bit activations with 8-bit or 4-bit weights, summed in whole numbers over a segment of the inputs and in
 // floats over the segments. Knows the panel layout of native.py; the arithmetic is that of the contract in __init__.py.
 #include <algorithm>
-#include <memory>
 
 #include "../native/export.h"
 #include "../native/parallel.h"
+#include "../native/scratch.h"
 #include "../native/simd.h"
 
 namespace batchgen {
 namespace {
 
-#define BATCHGEN_INLINE inline __attribute__((always_inline))  // arrays stay in registers only where all is inlined
-
 constexpr int OUTPUTS = 16;  // of a panel
 constexpr int PARTS = OUTPUTS / WIDTH;
 constexpr int QUAD_BYTES = 4 * OUTPUTS;  // four inputs of a panel, one byte each
 constexpr int SEGMENT_QUADS = 8;         // of the usual segment: 32 inputs
-constexpr int CACHE_LINE = 64;
 constexpr int64_t BLOCK_TOKENS = 256;    // whose activations stay in the cache while the panels pass
 constexpr int64_t LEAST_PARALLEL = 1 << 18;  // products below which waking the threads costs more than it gains
 constexpr float SMALLEST = 7.8886090522101181e-31f;  // 2^-100; segments that stay below are zero
@@ -62,14 +59,8 @@ struct Activations {
     int64_t code_stride;
 };
 
-// Memory of this thread, at the start of a cache line, kept from call to call.
-template <int KIND>
-char* room(int64_t bytes) {
-    static thread_local std::unique_ptr<char[]> mine;
-    static thread_local int64_t size = 0;
-    if (bytes > size) mine.reset(new char[(size = bytes) + CACHE_LINE]);
-    return mine.get() + (CACHE_LINE - reinterpret_cast<uintptr_t>(mine.get()) % CACHE_LINE);
-}
+struct ForActivations;
+struct ForPanels;
 
 // --- sixteen outputs -------------------------------------------------------------------------------------------------
 
@@ -411,7 +402,7 @@ void work(const Weight& weight, const Activations& x, const Call& call, int64_t 
     const bool nibbles = weight.bits == 4 && end - token <= TILE_TOKENS && segment_quads % 2 == 0;
     const int64_t byte_count = weight.bits == 8 || nibbles ? 0 : P * weight.pairs() * 2 * QUAD_BYTES;
     const int64_t float_count = P * weight.groups * OUTPUTS;
-    char* space = room<1>(byte_count + 2 * float_count * int64_t(sizeof(float)));
+    char* space = room<ForPanels>(byte_count + 2 * float_count * int64_t(sizeof(float)));
     float* floats = reinterpret_cast<float*>(space + byte_count);
     Panels panels;
     panels.scale = as_floats(weight, weight.scale, panel, P, floats);
@@ -527,7 +518,7 @@ void quantise_all(const Weight& weight, const Call& call, const Activations& to)
 Activations make_activations(const Weight& weight, const Call& call) {
     const int64_t segments = weight.segments(), stride = weight.quads() * 4;
     const int64_t numbers = call.tokens * (2 * segments + weight.groups);
-    char* space = room<0>(numbers * 4 + call.tokens * stride + 4);  // an odd quad is read with its neighbour
+    char* space = room<ForActivations>(numbers * 4 + call.tokens * stride + 4);  // an odd quad is read with its neighbour
     Activations x;
     x.scale = reinterpret_cast<float*>(space);
     x.sums = x.scale + call.tokens * segments;

@@ -1,8 +1,6 @@
-"""Sampling by the native library: the best token, draws from the whole distribution, the check for numbers.
+"""Sampling by the native library: draws and the check for numbers. Knows the C interface, not the arithmetic."""
 
-Knows the C interface. Rows that filters cut are the reference's.
-"""
-
+import ctypes
 from typing import Any
 
 import torch
@@ -10,7 +8,12 @@ from torch import Tensor
 
 from ..native.library import arguments
 from . import Filters
-from .reference import draw_filtered_rows, filtered_rows
+
+
+class _Draws(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ctypes.c_void_p) for name in ("temperature", "top_k", "top_p", "min_p", "noise_keys", "tokens")
+    )
 
 
 def finite(library: Any, logits: Tensor) -> Tensor:
@@ -24,18 +27,13 @@ def finite(library: Any, logits: Tensor) -> Tensor:
 def sample(library: Any, logits: Tensor, filters: Filters) -> Tensor:
     """Token ids [R] int64, one per row; see the contract."""
     logits = _rows(logits)
-    out = torch.empty(len(logits), dtype=torch.int64)
-    filtered = filtered_rows(filters)
-    plain = (~filtered).nonzero().squeeze(1)
-    temperature, keys = filters.temperature.contiguous(), filters.noise_keys.contiguous()
-    library.batchgen_sample(
-        *arguments(
-            *(logits.data_ptr(), logits.stride(0), logits.shape[1], plain.data_ptr(), len(plain)),
-            *(temperature.data_ptr(), keys.data_ptr(), out.data_ptr()),
-        )
-    )
-    draw_filtered_rows(filtered, logits, filters, out)
-    return out
+    tokens = torch.empty(len(logits), dtype=torch.int64)
+    fields = (filters.temperature, filters.top_k, filters.top_p, filters.min_p, filters.noise_keys)
+    parts = [*(field.contiguous() for field in fields), tokens]
+    draws = _Draws(*(part.data_ptr() for part in parts))
+    size = arguments(logits.data_ptr(), logits.stride(0), logits.shape[1], len(logits))
+    library.batchgen_sample(*size, ctypes.byref(draws))
+    return tokens
 
 
 def _rows(logits: Tensor) -> Tensor:

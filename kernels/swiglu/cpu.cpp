@@ -6,9 +6,20 @@
 namespace batchgen {
 namespace {
 
+// e^-x to the precision that is left when it is rounded to T.
+template <class T>
+inline Vec exp_minus(Vec x);
+template <>
+inline Vec exp_minus<float>(Vec x) { return exp(-x); }
+template <>
+inline Vec exp_minus<bfloat16>(Vec x) {
+    const Vec power = x * splat(-LOG2_E);
+    return exp2<4>(power > splat(127.0f) ? splat(127.0f) : power);
+}
+
 template <class T>
 inline Vec gated(Vec gate, Vec up) {
-    return rounded<T>(gate / (splat(1.0f) + exp(-gate))) * up;
+    return rounded<T>(gate / (splat(1.0f) + exp_minus<T>(gate))) * up;
 }
 
 template <class T>

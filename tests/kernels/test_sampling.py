@@ -182,3 +182,31 @@ def test_penalties_touch_only_their_entries(kernels: Kernels) -> None:
     named[penalties.rows, penalties.tokens] = True
     assert not (changed & ~named).any()
     assert changed.any()
+
+
+@each_backend
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    vocabulary=st.sampled_from([2, 63, 65, 1100, 5003]),
+    scale=st.sampled_from([0.0, 1e-38, 0.5, 3.0, 40.0]),
+    ties=st.booleans(),
+    temperature=st.sampled_from([0.05, 1.0, 7.0]),
+    top_k=st.sampled_from([0, 1, 5, 64, 700, 10**6]),
+    top_p=st.sampled_from([0.0, 0.05, 0.5, 0.95, 1.0]),
+    min_p=st.sampled_from([0.0, 1e-4, 0.1, 1.0]),
+)
+def test_filters_together_draw_from_the_survivors(
+    kernels: Kernels,
+    vocabulary: int,
+    scale: float,
+    ties: bool,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+) -> None:
+    """Against survivors found one by one, whatever the cuts leave: one id, all, or an edge among equals."""
+    logits = cases.some_logits(3, vocabulary, scale, ties)
+    chosen = cases.filters(3, temperature=[temperature], top_k=[top_k], top_p=[top_p], min_p=[min_p])
+    (expected,) = cases.expected_sample(logits, chosen)
+    assert torch.equal(kernels.sample(logits, chosen), expected)
