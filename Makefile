@@ -23,8 +23,8 @@ types: $(VENV)/installed-dev  ## mypy sees the package as it is installed, not a
 	rm -rf build/types && $(PIP) --no-deps --target build/types .
 	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml -p batchgen.jobs -p batchgen.pipeline -p batchgen.engine
 
-bench: $(VENV)/installed $(MODEL)
-	$(BIN)/python tests/benchmarks/throughput.py
+bench: $(VENV)/installed-test $(MODEL)  ## every workload beside transformers; other engines: BENCH="--peer vllm=PYTHON"
+	$(BIN)/python tests/benchmarks/compare.py --peer transformers --peer-rows 64 --rows 256 --out build/benchmark.json $(BENCH)
 
 wheel: $(VENV)/installed-dev
 	$(BIN)/python -m build --wheel

@@ -1,11 +1,13 @@
 """Linear layers of SmolLM2 in 8 and 4 bits beside torch's bfloat16 and int8 products, in one run, as a Markdown table.
 
 Run by hand: `python tests/benchmarks/linears.py [--threads 2]`. The quantised figures include rounding the activations
-and scaling the result; torch's `_int_mm` has neither. In brackets, for one row: GB/s of weights read.
+and scaling the result; torch's `_int_mm` has neither. In brackets, for one row: GB/s of weights read, from memory, as
+several weights that together exceed the caches take turns.
 """
 
 import time
 from collections.abc import Callable
+from itertools import cycle
 
 import click
 import torch
@@ -20,6 +22,7 @@ from batchgen.kernels.panels.cases import HEAD, SMOLLM2, Form, expected
 SHAPES = {**SMOLLM2, "head": HEAD}
 ROWS = (1, 16, 64, 256, 2048)
 MOST_NUMBERS = 1 << 24  # of a result
+BEYOND_CACHES = 1 << 27  # bytes
 FORMS = {
     "W8A8 per output": (int8, Form(half=False, minimum=False)),
     "W8A8 groups of 32": (int8, Form(32, minimum=False)),
@@ -49,7 +52,8 @@ def quantised(kernels: Kernels, name: str, x: torch.Tensor, outputs: int) -> tup
     if error(op(some, packed, None, torch.float32), *expected(some, weight, None)) > 1e-4:
         raise SystemExit(f"{name}: wrong, not timed")
     size = sum(part.nbytes for part in (weight.q, weight.scale, weight.minimum) if part is not None)
-    return lambda: op(x, packed, None, torch.bfloat16), size
+    copies = cycle([packed, *(pack(weight) for _ in range(BEYOND_CACHES // size if len(x) == 1 else 0))])
+    return lambda: op(x, next(copies), None, torch.bfloat16), size
 
 
 def line(kernels: Kernels, part: str, rows: int, least: float) -> str:

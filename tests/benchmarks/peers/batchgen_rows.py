@@ -1,0 +1,102 @@
+"""Runs rows of token ids through batchgen and prints one JSON line. Knows the protocol of measure.py, no workload.
+
+    python batchgen_rows.py ROWS.jsonl '{"model": PATH, "weights": "int4", ...}'
+
+Options beyond those of `Engine.load`: `kernels: reference` computes with the PyTorch references, `shared_items: false`
+reads a shared prefix once for every row, `top` asks for log-probabilities of so many tokens.
+"""
+
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from protocol import read_call, write_result
+from torch import Tensor
+
+from batchgen.engine import Engine, Request, Sampling, items
+from batchgen.kernels.linear_int4 import Int4Weight
+from batchgen.kernels.linear_int8 import Int8Weight
+from batchgen.kernels.panels import segment_of
+from batchgen.kernels.panels.reference import linear
+from batchgen.kernels.tables import TABLES, ReferenceKernels
+
+
+@dataclass(frozen=True, slots=True)
+class Expanded:
+    """A quantised weight as the numbers it stands for, [O, H] float32, and inputs to a scale of the activations."""
+
+    numbers: Tensor
+    segment: int
+
+    def values(self, rows: Tensor) -> Tensor:
+        return self.numbers[rows]
+
+
+class ExpandedReference(ReferenceKernels):
+    """The references; a quantised weight is expanded once at load rather than at every product."""
+
+    def pack_int8(self, weight: Int8Weight) -> Expanded:
+        return Expanded(weight.values(), segment_of(weight.group, weight.shape[1]))
+
+    def pack_int4(self, weight: Int4Weight) -> Expanded:
+        return Expanded(weight.values(), segment_of(weight.group, weight.shape[1]))
+
+    def linear_int8(self, x: Tensor, weight: Expanded, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        return linear(x, weight.numbers, bias, weight.segment, dtype)
+
+    linear_int4 = linear_int8
+
+
+def load(options: dict[str, Any]) -> tuple[Engine, int | None]:
+    """The engine, and how many log-probabilities are wanted."""
+    top = options.pop("top", None)
+    if options.pop("kernels", "native") == "reference":
+        TABLES["cpu"] = ExpandedReference
+    if not options.pop("shared_items", True):
+        items.worth_sharing = lambda num_queries, num_keys: False
+    return Engine.load(options.pop("model"), device="cpu", **options), top
+
+
+def requests(rows: list[dict[str, Any]], top: int | None) -> list[Request]:
+    return [
+        Request(
+            key,
+            row["tokens"],
+            Sampling(
+                max_tokens=row["max_tokens"], n=row["n"], temperature=row["temperature"], ignore_eos=True, logprobs=top
+            ),
+        )
+        for key, row in enumerate(rows)
+    ]
+
+
+def main() -> None:
+    rows, options = read_call(sys.argv)
+    engine, top = load(options)
+    list(engine.run([Request(0, rows[0]["tokens"][:32], Sampling(max_tokens=2))]))  # first calls set up thread pools
+    start, first, completions = time.time(), 0.0, []
+    for completion in engine.run(requests(rows, top)):
+        first = first or time.time()
+        completions.append(completion)
+    end = time.time()
+    completions.sort(key=lambda completion: completion.key)
+    faults = [str(completion.error) for completion in completions if completion.error is not None]
+    if faults or len(completions) != len(rows):
+        raise SystemExit(f"{len(completions)} of {len(rows)} rows, {len(faults)} with errors {faults[:1]}")
+    statistics = engine.statistics
+    write_result(
+        start=start,
+        first=first,
+        end=end,
+        computed_prompt_tokens=statistics.computed_prompt_tokens,
+        steps=statistics.steps,
+        answers=[[sample.tokens for sample in completion.samples] for completion in completions],
+        tops=[[entry.top for entry in completion.samples[0].logprobs or ()] for completion in completions],
+        settings=engine.resolved,
+    )
+
+
+if __name__ == "__main__":
+    main()
