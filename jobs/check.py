@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from batchgen.pipeline.chat import ChatTemplate
 from batchgen.pipeline.files import find_files
+from batchgen.pipeline.place import is_url, names_of, place
 from batchgen.pipeline.prompt import TemplateError, template_columns
 from batchgen.pipeline.sink import OutputError
 from batchgen.pipeline.source import sample_schema, why_no_columns
@@ -69,17 +70,22 @@ def check_files(job: Job) -> None:
 
 
 def _require_apart(job: Job) -> None:
-    output, name = job.output_path.resolve(), first_file(job.output.format)
+    output, name = names_of(job.output_path), first_file(job.output.format)
     for path in job.input.paths:
-        place = (job.base / path).resolve()
-        if place.is_dir() and output.is_relative_to(place):
+        entry = place(path, job.base)
+        if names_of(entry) == output[: len(names_of(entry))] and entry.is_dir():
             raise UsageError(f"{job.source}: output.path: lies inside the input directory {path}; choose another place")
-        pattern = Path(glob.escape(str(job.base.resolve()))) / Path(path).expanduser()
-        if _matches((output / name).parts, pattern.parts):
+        if _matches((*output, *name.split("/")), _pattern(path, job.base)):
             raise UsageError(f"{job.source}: output.path: its {name} would be input by {path}; choose another place")
     for file in find_files(job.input, job.base):
-        if output in file.path.resolve().parents:
+        if names_of(file.path)[: len(output)] == output:
             raise UsageError(f"{job.source}: input.path: {file.name} lies inside output.path; choose another place")
+
+
+def _pattern(path: str, base: Path) -> tuple[str, ...]:
+    if is_url(path):
+        return names_of(place(path, base))
+    return (Path(glob.escape(str(base.resolve()))) / Path(path).expanduser()).parts
 
 
 def _matches(parts: tuple[str, ...], pattern: tuple[str, ...]) -> bool:

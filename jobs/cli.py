@@ -118,29 +118,31 @@ def preview(job_path: Path, count: int, assignments: tuple[str, ...]) -> int:
 
 
 @cli.command()
-@click.argument("output", type=click.Path(path_type=Path))
+@click.argument("output")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of lines for people.")
 @_debug
-def status(output: Path, as_json: bool) -> int:
+def status(output: str, as_json: bool) -> int:
     """Tell how far the job of an output directory is, and whether a run is alive."""
+    from batchgen.pipeline.place import place
+
     from .status import describe_status, read_status
 
-    found = read_status(output)
+    found = read_status(place(output, Path()))
     click.echo(found.to_json() if as_json else "\n".join(describe_status(found)))
     return 0
 
 
 @cli.command()
-@click.argument("output", type=click.Path(path_type=Path))
-@click.option(
-    "--to", "target", type=click.Path(path_type=Path), help="Where the page goes; default: the sidecar directory."
-)
+@click.argument("output")
+@click.option("--to", "target", help="Where the page goes; default: the sidecar directory.")
 @_debug
-def report(output: Path, target: Path | None) -> int:
+def report(output: str, target: str | None) -> int:
     """Write one HTML page about an output: speed, lengths, reuse, failures, cost, settings. Needs no network."""
+    from batchgen.pipeline.place import place
+
     from .command_report import report_output
 
-    click.echo(report_output(output, target))
+    click.echo(report_output(place(output, Path()), None if target is None else place(target, Path())))
     return 0
 
 
@@ -172,7 +174,7 @@ def schedule(job_path: Path, assignments: tuple[str, ...], **options: Any) -> in
 
 
 @cli.command()
-@click.argument("output", type=click.Path(path_type=Path))
+@click.argument("output")
 @click.argument("repo", metavar="ORG/NAME")
 @click.option("--private", is_flag=True, help="Make the repository private; refuses one that exists and is public.")
 @click.option("--split", default="train", show_default=True, help="Name of the split that these rows become.")
@@ -180,15 +182,20 @@ def schedule(job_path: Path, assignments: tuple[str, ...], **options: Any) -> in
 @click.option("--revision", metavar="BRANCH", help="Branch to push to, made where it does not exist; default: main.")
 @click.option("--dry-run", is_flag=True, help="Show the files and the card, send nothing.")
 @_debug
-def push(output: Path, repo: str, **options: Any) -> int:
+def push(output: str, repo: str, **options: Any) -> int:
     """Send a finished output to the Hub: Parquet or JSONL files and a data set card, in one commit.
 
     The token comes from HF_TOKEN or `hf auth login`. What the Hub has already is not sent again, so the same command
     continues after a failure.
     """
+    from batchgen.pipeline.place import place
+
     from .command_push import PushOptions, push_output
 
-    for line in push_output(output, repo, PushOptions(**options)):
+    path = place(output, Path())
+    if not isinstance(path, Path):
+        raise UsageError(f"{output}: lies in a store; copy it to this machine and push the copy")
+    for line in push_output(path, repo, PushOptions(**options)):
         click.echo(line)
     return 0
 

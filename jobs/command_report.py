@@ -7,13 +7,14 @@ import html
 import json
 from collections.abc import Iterator
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import yaml
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
+
+from batchgen.pipeline.place import AnyPath
 
 from .charts import Chart, charts_of
 from .errors import JobError
@@ -33,7 +34,7 @@ _STATES = {
 }
 
 
-def report_output(output: Path, target: Path | None = None) -> Path:
+def report_output(output: AnyPath, target: AnyPath | None = None) -> AnyPath:
     """Writes the page and returns its path; by default a file in the sidecar directory, where no loader looks.
 
     Raises UsageError when `output` is no output of batchgen, JobError when the page cannot be written.
@@ -44,7 +45,7 @@ def report_output(output: Path, target: Path | None = None) -> Path:
         with write_aside(path) as file:
             file.write(page.encode())
     except OSError as error:
-        raise JobError(f"{path}: {error.strerror}; name another place with --to") from error
+        raise JobError(f"{path}: {error.strerror or error}; name another place with --to") from error
     return path
 
 

@@ -6,7 +6,6 @@ Knows where each format keeps its files and rows; memory holds one batch.
 import json
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from batchgen.pipeline.config import OutputSettings
 from batchgen.pipeline.openai_sink import ANSWERS, FAILURES, RESULTS
+from batchgen.pipeline.place import AnyPath, matching, open_mapped, open_plain
 from batchgen.pipeline.result import result_schema
 
 from .journal import token_counts
@@ -36,19 +36,19 @@ def first_file(form: str) -> str:
     return _DATA[form].replace("*", "00000", 1).replace("*", "00001")
 
 
-def visible_files(directory: Path) -> list[Path]:
+def visible_files(directory: AnyPath) -> list[AnyPath]:
     """Every final file that a run may have put into an output directory, whatever its format."""
-    data = [path for pattern in _DATA.values() for path in sorted(directory.glob(pattern))]
+    data = [path for pattern in _DATA.values() for path in matching(directory, pattern)]
     return data + [directory / name for name in _BESIDE if (directory / name).exists()]
 
 
-def read_results(directory: Path, settings: OutputSettings, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read_results(directory: AnyPath, settings: OutputSettings, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The columns of `schema` (names with prefix) of all final files, row after row."""
-    for path in sorted(directory.glob(_RESULTS[settings.format])):
+    for path in matching(directory, _RESULTS[settings.format]):
         yield from _READERS[settings.format](path, schema)
 
 
-def read_final_outcomes(directory: Path, settings: OutputSettings, num_samples: int) -> NDArray[np.int8]:
+def read_final_outcomes(directory: AnyPath, settings: OutputSettings, num_samples: int) -> NDArray[np.int8]:
     """The outcome code of every row of the final files."""
     many = num_samples > 1 or settings.format == "openai"
     kind = pa.list_(pa.string()) if many else pa.string()
@@ -57,7 +57,7 @@ def read_final_outcomes(directory: Path, settings: OutputSettings, num_samples: 
     return np.concatenate(codes) if codes else np.empty(0, np.int8)
 
 
-def read_final_usage(directory: Path, settings: OutputSettings) -> dict[str, NDArray[np.int64]]:
+def read_final_usage(directory: AnyPath, settings: OutputSettings) -> dict[str, NDArray[np.int64]]:
     """The token counts of every row of the final files."""
     name = f"{settings.prefix}usage"
     schema = pa.schema([result_schema(1, False, settings.prefix).field(name)])
@@ -83,8 +83,8 @@ class RowReader:
         return table.slice(0, num_rows)
 
 
-def _read_arrow(path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    with pa.memory_map(str(path)) as file:
+def _read_arrow(path: AnyPath, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    with open_mapped(path) as file:
         names = pa.ipc.open_stream(file).schema.names
         file.seek(0)
         fields = [names.index(name) for name in schema.names]
@@ -92,14 +92,14 @@ def _read_arrow(path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
             yield batch.select(schema.names).cast(schema)
 
 
-def _read_parquet(path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    with pq.ParquetFile(path) as file:
+def _read_parquet(path: AnyPath, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    with open_plain(path) as plain, pq.ParquetFile(plain) as file:
         for batch in file.iter_batches(columns=schema.names):
             yield batch.select(schema.names).cast(schema)
 
 
-def _read_jsonl(path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    with open(path, encoding="utf-8") as file:
+def _read_jsonl(path: AnyPath, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    with path.open("rb") as file:
         while lines := list(islice(file, _LINES)):
             rows = [json.loads(line) for line in lines]
             yield pa.RecordBatch.from_pylist([{name: row.get(name) for name in schema.names} for row in rows], schema)

@@ -5,7 +5,6 @@ Knows final files, journal and log; how it looks on a page is not known here.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from batchgen.pipeline.place import AnyPath
 from batchgen.pipeline.result import result_schema
 
 from .commit import is_committing
@@ -107,7 +107,7 @@ class _Rows:
             )
 
 
-def read_findings(output: Path) -> Findings:
+def read_findings(output: AnyPath) -> Findings:
     """Reads an output whether its job has ended or not. Raises UsageError when the directory is no output."""
     status = read_status(output)
     if is_committing(output / SIDECAR):
@@ -130,7 +130,7 @@ def read_findings(output: Path) -> Findings:
     )
 
 
-def _result_batches(output: Path, manifest: Manifest) -> Iterator[tuple[NDArray[np.int64], dict[str, pa.Array]]]:
+def _result_batches(output: AnyPath, manifest: Manifest) -> Iterator[tuple[NDArray[np.int64], dict[str, pa.Array]]]:
     """Positions and result columns: of the final files but for rows asked again since, then of the journal."""
     settings = manifest.output_settings
     names = [f"{settings.prefix}{name}" for name in _RESULTS]

@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, Validation
 
 from batchgen.engine.config import EngineSettings, GenerationSettings, ModelSettings, Section
 from batchgen.pipeline.config import InputSettings, OutputSettings, PromptSettings, RequestPrompts
+from batchgen.pipeline.place import AnyPath, place
 
 from .document import expand_variables, override, read_document
 from .errors import UsageError
@@ -170,9 +171,9 @@ class Job(Section):
         return self._document or self.model_dump(mode="json")
 
     @property
-    def output_path(self) -> Path:
+    def output_path(self) -> AnyPath:
         """The output directory, absolute."""
-        return self._base / self.output.path
+        return place(self.output.path, self._base)
 
     @property
     def model_path(self) -> str:

@@ -4,19 +4,20 @@ Knows positions, outcome codes and opaque result columns. A segment that is not 
 """
 
 import re
-import shutil
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from .files import ASIDE, write_aside
+from batchgen.pipeline.place import AnyPath, open_mapped, open_plain
+from batchgen.pipeline.storage import ASIDE, remove_tree
+
+from .files import write_aside
 
 POSITION, OUTCOME = "position", "outcome"
 USAGE = ("prompt_tokens", "cached_tokens", "completion_tokens")
@@ -30,7 +31,7 @@ Recovered = tuple[NDArray[np.int64], NDArray[np.int8]]
 class Piece:
     """One record batch of a segment: rows of a single output shard, of which those before `first` no longer count."""
 
-    path: Path
+    path: AnyPath
     batch: int
     first: int = 0
 
@@ -43,10 +44,10 @@ class Journal:
     `permit` is called before anything is written, and may raise.
     """
 
-    directory: Path
+    directory: AnyPath
     shard_rows: int
     pieces: dict[int, list[Piece]] = field(default_factory=dict)
-    broken: list[Path] = field(default_factory=list)
+    broken: list[AnyPath] = field(default_factory=list)
     published_segment: int = 0
     published_rows: int = 0
     permit: Callable[[], None] = lambda: None
@@ -119,11 +120,10 @@ class Journal:
 
     def clear(self) -> None:
         """Removes everything, broken segments included."""
-        if self.directory.exists():
-            shutil.rmtree(self.directory)
+        remove_tree(self.directory)
         self.pieces, self.broken = {}, []
 
-    def _segments(self) -> list[tuple[int, Path]]:
+    def _segments(self) -> list[tuple[int, AnyPath]]:
         if not self.directory.is_dir():
             return []
         found = []
@@ -136,10 +136,10 @@ class Journal:
                 self.broken.append(path)
         return sorted(found)
 
-    def _index(self, path: Path, first: int) -> Iterator[Recovered]:
+    def _index(self, path: AnyPath, first: int) -> Iterator[Recovered]:
         """The rows of a segment from position `first` on."""
         options = pa.ipc.IpcReadOptions(included_fields=[0, 1])
-        with pa.memory_map(str(path)) as file:
+        with open_mapped(path) as file:
             reader = pa.ipc.open_file(file, options=options)
             for index in range(reader.num_record_batches):
                 batch = reader.get_batch(index)
@@ -160,10 +160,10 @@ class Journal:
                 yield int(sorted_shards[start]), batch
 
 
-def _is_whole(path: Path) -> bool:
+def _is_whole(path: AnyPath) -> bool:
     """Whether a segment holds the bytes its name vouches for."""
     checksum = 0
-    with open(path, "rb") as file:
+    with path.open("rb") as file:
         while block := file.read(1 << 20):
             checksum = zlib.crc32(block, checksum)
     match = _NAME.fullmatch(path.name)
@@ -173,10 +173,10 @@ def _is_whole(path: Path) -> bool:
 def _read_batch(piece: Piece, column: str | None = None) -> pa.RecordBatch:
     """The rows of a piece that count in memory: all columns, or position and one other without touching the rest."""
     if column is None:
-        with pa.OSFile(str(piece.path)) as file:
+        with open_plain(piece.path) as file:
             batch = pa.ipc.open_file(file).get_batch(piece.batch)
     else:
-        with pa.memory_map(str(piece.path)) as file:
+        with open_mapped(piece.path) as file:
             fields = [0, pa.ipc.open_file(file).schema.get_field_index(column)]
             options = pa.ipc.IpcReadOptions(included_fields=fields)
             batch = pa.ipc.open_file(file, options=options).get_batch(piece.batch)

@@ -5,12 +5,12 @@ Knows how it is stored, whole or not at all; what the numbers mean is said where
 
 import base64
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
 
 from batchgen.pipeline.config import OutputSettings
+from batchgen.pipeline.place import AnyPath
 from batchgen.pipeline.rows import FileIdentity
 
 from .errors import JobError
@@ -56,7 +56,7 @@ class Manifest:
     cost: dict[str, float] | None = None
 
     @classmethod
-    def load(cls, path: Path) -> Self | None:
+    def load(cls, path: AnyPath) -> Self | None:
         """The stored manifest; None when there is none. Raises JobError for one that this version cannot read."""
         try:
             stored = read_json(path)
@@ -72,7 +72,7 @@ class Manifest:
         known = {item.name for item in fields(cls)}
         return cls(**{key: value for key, value in stored.items() if key in known})
 
-    def save(self, path: Path) -> None:
+    def save(self, path: AnyPath) -> None:
         write_json(path, asdict(self))
 
     @property

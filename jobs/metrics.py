@@ -4,7 +4,8 @@ Knows the exposition format; the file is replaced as a whole, so that no scrape 
 """
 
 from collections.abc import Iterator
-from pathlib import Path
+
+from batchgen.pipeline.place import AnyPath, place
 
 from .errors import UsageError
 from .files import write_aside
@@ -30,7 +31,7 @@ class MetricsFile:
 
     seconds = 10.0
 
-    def __init__(self, path: Path, job: str, log: EventLog) -> None:
+    def __init__(self, path: AnyPath, job: str, log: EventLog) -> None:
         self._path = path
         self._log = log
         self._job = job.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
@@ -78,10 +79,10 @@ def open_metrics(job: Job, log: EventLog) -> list[MetricsFile]:
     """The display of `run.metrics_file`, if there is one. Raises UsageError when the file cannot be written."""
     if job.run.metrics_file is None:
         return []
-    metrics = MetricsFile(job.base / job.run.metrics_file, job.name, log)
+    metrics = MetricsFile(place(job.run.metrics_file, job.base), job.name, log)
     try:
         metrics.write(Snapshot(0, 0, 0.0, 0, 0, 0, 0, 0.0), running=1)
     except OSError as error:
-        path = job.run.metrics_file
-        raise UsageError(f"{job.source}: run.metrics_file: {path} cannot be written: {error.strerror}") from error
+        path, reason = job.run.metrics_file, error.strerror or error
+        raise UsageError(f"{job.source}: run.metrics_file: {path} cannot be written: {reason}") from error
     return [metrics]

@@ -9,16 +9,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from batchgen.pipeline.place import AnyPath
 from batchgen.pipeline.rows import Source
+from batchgen.pipeline.storage import remove_tree, storage_of
 
-from .commit import finish_commit, is_committing
+from .commit import STAGING, finish_commit, is_committing
 from .errors import JobError, UsageError
 from .failure import explain_failure
 from .files import remove_asides, write_aside
@@ -27,7 +28,7 @@ from .fingerprint import Identity, differences, fingerprint, layout_of
 from .job import Job
 from .journal import Journal
 from .lock import Lock
-from .log import EventLog
+from .log import open_log
 from .manifest import Manifest
 from .outcomes import LENGTH, SKIPPED, Outcomes
 
@@ -41,8 +42,8 @@ class Output:
         self.path = job.output_path
         self.sidecar = self.path / SIDECAR
         self.job = job
-        self.scratch = self.sidecar / "scratch"
-        self.log = EventLog(self.sidecar / "log.jsonl")
+        self.scratch = storage_of(self.path).scratch(self.sidecar)
+        self.log = open_log(self.sidecar / "log.jsonl")
         self.journal = Journal(self.sidecar / "journal", job.output.shard_rows, permit=lock.check)
         self.outcomes = Outcomes(0)
         self.standing = self.outcomes.codes  # outcomes of the rows in the final files, OPEN elsewhere
@@ -156,13 +157,12 @@ class Output:
         """Removes what is of no use once every row stands in the final files."""
         self.require_lock()
         self.journal.forget_rows_below(len(self.outcomes.codes))
-        shutil.rmtree(self.scratch, ignore_errors=True)
 
     def _clear(self) -> None:
         """Removes what an earlier job left: the manifest first, so that a kill in between leaves no half truth."""
         (self.sidecar / "manifest.json").unlink(missing_ok=True)
         self.journal.clear()
-        shutil.rmtree(self.sidecar / "staging", ignore_errors=True)
+        remove_tree(self.sidecar / STAGING)
         (self.sidecar / "commit.json").unlink(missing_ok=True)
         for path in reversed(visible_files(self.path)):  # what makes an Arrow output a data set goes first
             path.unlink()
@@ -182,11 +182,14 @@ def open_output(job: Job, fresh: bool = False) -> Iterator[Output]:
         if fresh:
             output._clear()
         finish_commit(path, path / SIDECAR)
-        yield output
+        try:
+            yield output
+        finally:
+            shutil.rmtree(output.scratch, ignore_errors=True)
 
 
 def recover_outcomes(
-    path: Path, manifest: Manifest, journal: Journal, verify: bool = True
+    path: AnyPath, manifest: Manifest, journal: Journal, verify: bool = True
 ) -> tuple[NDArray[np.int8], Outcomes, bool]:
     """Outcomes of the rows in final files, those of every row, and whether the journal has any that count."""
     outcomes = Outcomes(manifest.num_rows)
@@ -201,7 +204,7 @@ def recover_outcomes(
     return standing, outcomes, unpublished
 
 
-def _record_final_rows(path: Path, manifest: Manifest, outcomes: Outcomes) -> None:
+def _record_final_rows(path: AnyPath, manifest: Manifest, outcomes: Outcomes) -> None:
     skipped = np.array(manifest.skipped, np.int64)
     kept = np.setdiff1d(np.arange(manifest.final_rows), skipped, assume_unique=True)
     codes = read_final_outcomes(path, manifest.output_settings, manifest.num_samples)
@@ -213,7 +216,7 @@ def _record_final_rows(path: Path, manifest: Manifest, outcomes: Outcomes) -> No
     outcomes.record(skipped, np.full(len(skipped), SKIPPED, np.int8))
 
 
-def require_output_directory(path: Path) -> None:
+def require_output_directory(path: AnyPath) -> None:
     """Raises UsageError when something else than an output of batchgen is there."""
     if path.is_dir() and any(path.iterdir()) and not (path / SIDECAR).is_dir():
         raise UsageError(f"{path}: holds files that batchgen did not write; choose another output.path")

@@ -3,17 +3,17 @@
 Knows the order of these steps; each can be killed, and the next run does it again.
 """
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import chain
-from pathlib import Path
 
 import pyarrow as pa
 
 from batchgen.pipeline.growth import holds_rows
+from batchgen.pipeline.place import AnyPath, below, place
 from batchgen.pipeline.rows import FileIdentity, Source
 from batchgen.pipeline.sink import Sink, make_sink, num_shards, write_shard
+from batchgen.pipeline.storage import remove_tree
 
 from .check import carried_columns
 from .columns import openai_sink, result_columns
@@ -48,7 +48,7 @@ def publish(job: Job, output: Output, source: Source, stop: Stop) -> None:
     shards = _write_shards(sink, maker, staging, stop)
     manifest = _finished_manifest(job, output, maker)
     metadata = [name for name in sink.beside if (staging / name).exists()]
-    obsolete = [str(path.relative_to(output.path)) for path in visible_files(output.path)]
+    obsolete = [str(below(path, output.path)) for path in visible_files(output.path)]
     require_unchanged_input(job, output.manifest.files)
     stop.check()
     output.require_lock()
@@ -58,7 +58,7 @@ def publish(job: Job, output: Output, source: Source, stop: Stop) -> None:
     output.log.write("finished", counts=manifest.counts)
 
 
-def _write_shards(sink: Sink, maker: ShardMaker, staging: Path, stop: Stop) -> list[str]:
+def _write_shards(sink: Sink, maker: ShardMaker, staging: AnyPath, stop: Stop) -> list[str]:
     aside = _empty_directory(staging / "aside")
     total = num_shards(sink, len(maker.outcomes.codes), maker.journal.shard_rows)
     contents = iter([chain.from_iterable(maker.shards())]) if sink.single_file else maker.shards()
@@ -119,7 +119,7 @@ def _schema(job: Job, source: Source) -> pa.Schema:
 def require_unchanged_input(job: Job, files: list[FileIdentity]) -> None:
     """Raises JobError for an input file that no longer holds the rows that were answered."""
     for identity in files:
-        path = job.base / identity.path
+        path = place(identity.path, job.base)
         if not (path.exists() and holds_rows(path, identity)):
             raise JobError(
                 f"{identity.path}: changed or gone since this run began; restore it and give the same command again, "
@@ -127,7 +127,7 @@ def require_unchanged_input(job: Job, files: list[FileIdentity]) -> None:
             )
 
 
-def _empty_directory(path: Path) -> Path:
-    shutil.rmtree(path, ignore_errors=True)
+def _empty_directory(path: AnyPath) -> AnyPath:
+    remove_tree(path)
     path.mkdir(parents=True)
     return path

@@ -4,15 +4,16 @@ Knows numbers only; they are counted elsewhere.
 """
 
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
+
+from batchgen.pipeline.place import AnyPath
 
 
 @dataclass(frozen=True)
 class Report:
     """The end of a run. `stopped`: why it ended early (deadline, interrupted, terminated), or None."""
 
-    output: Path
+    output: AnyPath
     counts: dict[str, int]
     tokens: dict[str, int] = field(default_factory=dict)
     reuse: float = 0.0

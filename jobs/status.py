@@ -7,10 +7,11 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from batchgen.pipeline.place import AnyPath
 
 from .commit import read_commit
 from .errors import JobError, UsageError
@@ -51,7 +52,7 @@ class Status:
         return json.dumps(asdict(self), indent=2)
 
 
-def read_status(output: Path) -> Status:
+def read_status(output: AnyPath) -> Status:
     """Raises UsageError when the directory is no output of batchgen."""
     try:
         return _read(output)
@@ -62,7 +63,7 @@ def read_status(output: Path) -> Status:
         return _read(output)
 
 
-def _read(output: Path) -> Status:
+def _read(output: AnyPath) -> Status:
     sidecar = output / SIDECAR
     manifest, committing = _manifest(output)
     if committing:
@@ -121,7 +122,7 @@ def _plain_number(value: float) -> str:
     return f"{value:.{2 if value < 1 else 1 if value < 100 else 0}f}"
 
 
-def _manifest(output: Path) -> tuple[Manifest, bool]:
+def _manifest(output: AnyPath) -> tuple[Manifest, bool]:
     """The manifest, and whether it is that of a commit which has begun and not ended: the files are in between then."""
     commit = read_commit(output / SIDECAR)
     if commit is not None:
@@ -138,7 +139,7 @@ def _state(manifest: Manifest, alive: bool, committing: bool) -> str:
     return "publishing" if committing else manifest.state
 
 
-def _count(output: Path, manifest: Manifest, journal: Journal) -> tuple[dict[str, int], dict[str, int]]:
+def _count(output: AnyPath, manifest: Manifest, journal: Journal) -> tuple[dict[str, int], dict[str, int]]:
     """Rows per outcome, and tokens of each row's last outcome: of final files by the manifest, then by the journal."""
     standing, outcomes, _ = recover_outcomes(output, manifest, journal, verify=False)
     column = f"{manifest.output_settings.prefix}usage"

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from .parquet import first_line, rows_per_batch
+from .parquet import rows_per_batch
+from .place import first_line, open_mapped
 from .rows import InputError, InputFile, RowBatch, bad_row, bad_rows
 from .schema import batch_without_views, conform_batch, null_batch, schema_without_views
 from .text import repair_text
@@ -68,13 +69,13 @@ def open_arrow(file: InputFile) -> ArrowReader:
 def _record_batches(file: InputFile, include_schema: bool = False) -> Iterator[pa.RecordBatch]:
     """The batches in order; with `include_schema` an empty one comes first, to tell the schema."""
     try:
-        with pa.memory_map(str(file.path)) as source:
+        with open_mapped(file.path) as source:
             yield from _batches_of(source, include_schema)
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{file.name}: not a readable Arrow file: {first_line(error)}") from error
 
 
-def _batches_of(source: pa.MemoryMappedFile, include_schema: bool) -> Iterator[pa.RecordBatch]:
+def _batches_of(source: pa.NativeFile, include_schema: bool) -> Iterator[pa.RecordBatch]:
     if source.read(len(_FILE_MAGIC)) == _FILE_MAGIC:
         reader = pa.ipc.open_file(source)
         batches = (reader.get_batch(index) for index in range(reader.num_record_batches))

@@ -18,7 +18,7 @@ class InputSettings(Section):
     """Which rows to read."""
 
     path: NonEmpty | Annotated[tuple[NonEmpty, ...], Field(strict=False, min_length=1)] = Field(
-        description="path, glob or directory, or a list of them"
+        description="path, glob or directory, or a list of them; also s3://, memory:// and what else fsspec knows"
     )
     format: Literal["auto", "parquet", "jsonl", "arrow", "csv", "openai"] = Field(
         "auto",
@@ -32,16 +32,11 @@ class InputSettings(Section):
 
     @field_validator("path")
     @classmethod
-    def _paths_are_local(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    def _paths_can_be_read(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
         for path in (value,) if isinstance(value, str) else value:
-            _refuse_remote(path, "download the files and give their local path")
-        return value
-
-    @field_validator("format")
-    @classmethod
-    def _format_exists(cls, value: str) -> str:
-        if value == "csv":
-            raise ValueError("csv input is not available yet, use parquet, jsonl or arrow")
+            _refuse_chained(path)
+            if path.startswith("hf://"):
+                raise ValueError("hf:// paths are not available yet, download the files and give their local path")
         return value
 
     @field_validator("config")
@@ -118,7 +113,7 @@ class RequestPrompts(PromptSettings):
 class OutputSettings(Section):
     """Where answers go and in which form."""
 
-    path: NonEmpty = Field(description="output directory")
+    path: NonEmpty = Field(description="output directory, on this machine or in a store like s3://")
     format: Literal["arrow", "parquet", "jsonl", "openai"] = Field(
         "arrow",
         description="arrow: the save_to_disk layout of Hugging Face; openai: output.jsonl and errors.jsonl",
@@ -133,8 +128,10 @@ class OutputSettings(Section):
 
     @field_validator("path")
     @classmethod
-    def _path_is_local(cls, value: str) -> str:
-        _refuse_remote(value, "write to a local directory")
+    def _path_can_be_written(cls, value: str) -> str:
+        _refuse_chained(value)
+        if value.startswith("hf://"):
+            raise ValueError("hf:// cannot be written to row by row, use a local directory or a store like s3://")
         return value
 
     @field_validator("columns")
@@ -160,7 +157,6 @@ class OutputSettings(Section):
         return self
 
 
-def _refuse_remote(path: str, cure: str) -> None:
-    scheme, separator, _ = path.partition("://")
-    if separator and scheme.isidentifier():
-        raise ValueError(f"{scheme}:// paths are not available yet, {cure}")
+def _refuse_chained(path: str) -> None:
+    if "::" in path and "://" in path:
+        raise ValueError(f"{path}: chained paths are not understood, give the one that the files lie at")

@@ -6,9 +6,10 @@ Knows file identities and row counts; reads at most a few kilobytes to tell grow
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from .jsonl import JsonlReader
+from .lines import is_compressed
+from .place import AnyPath, version_of
 from .rows import FileIdentity, FileReader, InputError
 
 _EDGE_BYTES = 64 << 10
@@ -65,13 +66,19 @@ def _check_known(entry: FileIdentity, readers: Mapping[str, FileReader]) -> None
         raise InputError(f"{entry.path}: changed since this job began; {_CURE}", 2)
 
 
-def holds_rows(path: Path, entry: FileIdentity) -> bool:
+def holds_rows(path: AnyPath, entry: FileIdentity) -> bool:
     """Whether a file still has the rows it had: untouched, or grown by whole lines."""
-    status = path.stat()
-    return (status.st_size, status.st_mtime_ns) == (entry.size, entry.mtime_ns) or _has_grown(path, entry)
+    return _is_untouched(path, entry) or _has_grown(path, entry)
 
 
-def _has_grown(path: Path, entry: FileIdentity) -> bool:
+def _is_untouched(path: AnyPath, entry: FileIdentity) -> bool:
+    status, version = path.stat(), version_of(path)
+    if version or entry.version:
+        return (status.st_size, version) == (entry.size, entry.version)
+    return (status.st_size, status.st_mtime_ns) == (entry.size, entry.mtime_ns)
+
+
+def _has_grown(path: AnyPath, entry: FileIdentity) -> bool:
     """Whether whole lines were appended and nothing else happened, judged by the bytes before the old end."""
     if not entry.edge or path.stat().st_size <= entry.size or _edge(path, entry.size) != entry.edge:
         return False
@@ -85,11 +92,12 @@ def _identity(reader: FileReader, rows: int) -> FileIdentity:
     file, status = reader.file, reader.file.path.stat()
     end = reader.end if isinstance(reader, JsonlReader) else None
     size = status.st_size if end is None else end
-    edge = _edge(file.path, size) if file.format in ("jsonl", "openai") else ""
-    return FileIdentity(file.name, size, status.st_mtime_ns, rows, edge)
+    grows = file.format in ("jsonl", "openai") and not is_compressed(file.path)
+    edge = _edge(file.path, size) if grows else ""
+    return FileIdentity(file.name, size, status.st_mtime_ns, rows, edge, version_of(file.path))
 
 
-def _edge(path: Path, size: int) -> str:
+def _edge(path: AnyPath, size: int) -> str:
     """Digest of the first and last bytes of a file's first `size` bytes."""
     digest = hashlib.blake2b(digest_size=16)
     with path.open("rb") as file:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from .lines import Block, Line, offset_of, read_blocks
-from .parquet import first_line
+from .lines import Block, Line, is_compressed, offset_of, read_blocks
+from .place import first_line
 from .rows import InputError, InputFile, RowBatch, bad_row
 from .schema import blank, record_batch
 from .text import replace_surrogates
@@ -113,7 +113,7 @@ def open_jsonl(
             _scan_block(reader, votes, block, lines)
             if reader.num_rows == num_rows:
                 break
-    except OSError as error:
+    except (OSError, pa.ArrowException) as error:
         raise InputError(f"{file.name}: cannot be read: {first_line(error)}") from error
     reader.schema, reader.contested = votes.result()
     return reader
@@ -123,7 +123,8 @@ def _finished(reader: JsonlReader, block: Block, lines: list[Line]) -> list[Line
     """The lines without one at the end of the file that is not whole yet: it is no row until it is."""
     if lines[-1].ended or not str(parse(lines[-1])).startswith("not valid"):
         return lines
-    reader.unfinished, reader.end = lines[-1], offset_of(reader.file.path, lines[-1], block)
+    reader.unfinished = lines[-1]
+    reader.end = None if is_compressed(reader.file.path) else offset_of(reader.file.path, lines[-1], block)
     return lines[:-1]
 
 

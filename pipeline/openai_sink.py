@@ -5,7 +5,7 @@ files; the form of a line is in openai_answer.py.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from pathlib import PurePosixPath
 from typing import Any
 
 import pyarrow as pa
@@ -13,8 +13,9 @@ import pyarrow as pa
 from .jsonout import encode_row
 from .openai_answer import AnswerForm, answer_line, is_success
 from .openai_request import CHAT_URL
-from .publish import publish
+from .place import AnyPath, create_file
 from .result import RESULT_COLUMNS
+from .storage import publish
 
 ANSWERS, FAILURES, RESULTS = "output.jsonl", "errors.jsonl", "__batchgen__/results.arrow"
 POSITION = "position"
@@ -41,12 +42,12 @@ class OpenaiSink:
     def shard_name(self, index: int, total: int) -> str:
         return ANSWERS
 
-    def write(self, path: Path, batches: Iterable[pa.RecordBatch]) -> None:
+    def write(self, path: AnyPath, batches: Iterable[pa.RecordBatch]) -> None:
         """Writes the answers to `path`, and beside it what `finish` moves."""
         with (
             path.open("wb") as answers,
             path.with_name(FAILURES).open("wb") as failures,
-            pa.OSFile(str(path.with_name(Path(RESULTS).name)), "wb") as file,
+            create_file(path.with_name(PurePosixPath(RESULTS).name)) as file,
             pa.ipc.new_stream(file, self._results) as results,
         ):
             for batch in batches:
@@ -54,9 +55,9 @@ class OpenaiSink:
                 for line in self._lines(batch):
                     (answers if is_success(line) else failures).write(encode_row(line).encode("utf-8") + b"\n")
 
-    def finish(self, directory: Path, shards: Sequence[str], aside: Path) -> None:
+    def finish(self, directory: AnyPath, shards: Sequence[str], aside: AnyPath) -> None:
         for name in self.beside:
-            publish(aside / Path(name).name, directory / name)
+            publish(aside / PurePosixPath(name).name, directory / name)
 
     def _result_columns(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays(batch.columns[-len(_RESULT_NAMES) :], schema=self._results)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from .place import first_line, parquet_source
 from .rows import InputError, InputFile, RowBatch, bad_row, bad_rows
 from .schema import batch_without_views, conform_batch, null_batch, schema_without_views
 from .text import repair_text
@@ -90,11 +91,6 @@ def rows_per_batch(table: pa.Table | pa.RecordBatch) -> int:
     return max(1, min(_BATCH_ROWS, _BATCH_BYTES // row_bytes))
 
 
-def first_line(error: Exception) -> str:
-    """The start of an exception's message, or its class where it has none."""
-    return str(error).strip().split("\n")[0] or type(error).__name__
-
-
 def null_table(num_rows: int) -> pa.Table:
     """A table of rows without columns."""
     return pa.table({"": pa.nulls(num_rows)}).select([])
@@ -107,6 +103,6 @@ def _bare(table: pa.Table) -> Iterator[pa.RecordBatch]:
 
 def _open(file: InputFile) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(file.path, buffer_size=1 << 20, page_checksum_verification=True)
+        return pq.ParquetFile(parquet_source(file.path), buffer_size=1 << 20, page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{file.name}: not a readable Parquet file: {first_line(error)}") from error

@@ -14,12 +14,6 @@ def publish(aside: Path, final: Path) -> None:
     move(aside, final)
 
 
-def publish_text(text: str, aside: Path, final: Path) -> None:
-    """As `publish`, for a small text."""
-    aside.write_text(text, encoding="utf-8")
-    publish(aside, final)
-
-
 def move(source: Path, target: Path) -> None:
     """Renames over whatever is there, and puts the rename itself on disk."""
     os.replace(source, target)

@@ -5,12 +5,13 @@ Knows positions and Arrow record batches; opens no file.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal, Protocol
 
 import pyarrow as pa
 
 from batchgen.engine.request import RowError, Sampling
+
+from .place import AnyPath
 
 
 class InputError(Exception):
@@ -24,14 +25,14 @@ class InputError(Exception):
         self.exit_code = exit_code
 
 
-Format = Literal["parquet", "jsonl", "arrow", "openai"]
+Format = Literal["parquet", "jsonl", "arrow", "csv", "openai"]
 
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
     """A file to read; `name` is how messages and the manifest call it: relative to the job file where possible."""
 
-    path: Path
+    path: AnyPath
     name: str
     format: Format
 
@@ -41,8 +42,8 @@ class FileIdentity:
     """A run of rows of one file, as recorded in the manifest; their positions follow those of the run before.
 
     A file that grew stands in the list once more, with the rows added since. `size` and `mtime_ns` are the file's
-    when these rows were counted; `edge` is a digest of the bytes around its end then, by which growth is told
-    from change.
+    when these rows were counted, and `version` its etag where a store gives one; `edge` is a digest of the bytes
+    around its end then, by which growth is told from change.
     """
 
     path: str
@@ -50,6 +51,7 @@ class FileIdentity:
     mtime_ns: int
     rows: int
     edge: str = ""
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,15 @@ Knows file names and formats; which rows belong into a shard, and when, is decid
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .jsonout import json_lines
-from .publish import publish, publish_text
+from .place import AnyPath, create_file
 from .schema import conform, record_batch
+from .storage import publish
 
 _BATCH_BYTES = 256 << 20  # far from the 2 GiB that 32-bit offsets can address
 _ROW_GROUP_BYTES = 64 << 20
@@ -37,11 +37,11 @@ class Sink(Protocol):
         """Path of a shard relative to the output directory."""
         ...
 
-    def write(self, path: Path, batches: Iterable[pa.RecordBatch]) -> None:
+    def write(self, path: AnyPath, batches: Iterable[pa.RecordBatch]) -> None:
         """Writes one shard. Without batches it holds no rows and the full schema."""
         ...
 
-    def finish(self, directory: Path, shards: Sequence[str], aside: Path) -> None:
+    def finish(self, directory: AnyPath, shards: Sequence[str], aside: AnyPath) -> None:
         """Writes what stands beside the shards, as the last visible files; `aside` is a directory to write in."""
         ...
 
@@ -57,7 +57,7 @@ def num_shards(sink: Sink, num_rows: int, shard_rows: int) -> int:
 
 
 def write_shard(
-    sink: Sink, batches: Iterable[pa.RecordBatch], directory: Path, index: int, total: int, aside: Path
+    sink: Sink, batches: Iterable[pa.RecordBatch], directory: AnyPath, index: int, total: int, aside: AnyPath
 ) -> str:
     """Writes shard `index` of `total` in the directory `aside`, then moves it into place; returns its name."""
     name = sink.shard_name(index, total)
@@ -79,13 +79,13 @@ class ArrowSink:
     def shard_name(self, index: int, total: int) -> str:
         return f"data-{index:05d}-of-{total:05d}.arrow"
 
-    def write(self, path: Path, batches: Iterable[pa.RecordBatch]) -> None:
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, self.schema) as writer:
+    def write(self, path: AnyPath, batches: Iterable[pa.RecordBatch]) -> None:
+        with create_file(path) as file, pa.ipc.new_stream(file, self.schema) as writer:
             for batch in batches:
                 for part in cut_by_bytes(_conformed(batch, self.schema), _BATCH_BYTES):
                     writer.write_batch(part)
 
-    def finish(self, directory: Path, shards: Sequence[str], aside: Path) -> None:
+    def finish(self, directory: AnyPath, shards: Sequence[str], aside: AnyPath) -> None:
         info = {"citation": "", "description": "", "features": self._features, "homepage": "", "license": ""}
         state: dict[str, Any] = {
             "_data_files": [{"filename": name} for name in shards],
@@ -97,7 +97,8 @@ class ArrowSink:
             "_split": "train",
         }
         for name, content in (("dataset_info.json", info), ("state.json", state)):
-            publish_text(json.dumps(content, indent=2) + "\n", aside / name, directory / name)
+            (aside / name).write_bytes((json.dumps(content, indent=2) + "\n").encode())
+            publish(aside / name, directory / name)
 
 
 class ParquetSink:
@@ -112,12 +113,12 @@ class ParquetSink:
     def shard_name(self, index: int, total: int) -> str:
         return f"data/train-{index:05d}-of-{total:05d}.parquet"
 
-    def write(self, path: Path, batches: Iterable[pa.RecordBatch]) -> None:
-        with pq.ParquetWriter(path, self.schema) as writer:
+    def write(self, path: AnyPath, batches: Iterable[pa.RecordBatch]) -> None:
+        with create_file(path) as file, pq.ParquetWriter(file, self.schema) as writer:
             for group in _groups(batches, self.schema):
                 writer.write_table(pa.Table.from_batches(group, self.schema), row_group_size=1 << 20)
 
-    def finish(self, directory: Path, shards: Sequence[str], aside: Path) -> None:
+    def finish(self, directory: AnyPath, shards: Sequence[str], aside: AnyPath) -> None:
         """Nothing stands beside Parquet files."""
 
 
@@ -133,13 +134,13 @@ class JsonlSink:
     def shard_name(self, index: int, total: int) -> str:
         return "data.jsonl"
 
-    def write(self, path: Path, batches: Iterable[pa.RecordBatch]) -> None:
+    def write(self, path: AnyPath, batches: Iterable[pa.RecordBatch]) -> None:
         with path.open("wb") as file:
             for batch in batches:
                 for part in cut_by_bytes(batch, _ROW_GROUP_BYTES):
                     file.writelines(json_lines(part))
 
-    def finish(self, directory: Path, shards: Sequence[str], aside: Path) -> None:
+    def finish(self, directory: AnyPath, shards: Sequence[str], aside: AnyPath) -> None:
         """Nothing stands beside the file."""
 
 
@@ -203,6 +204,6 @@ def _with_features(schema: pa.Schema) -> tuple[pa.Schema, dict[str, Any]]:
     return schema.with_metadata(metadata), features
 
 
-def _fingerprint(directory: Path, shards: Sequence[str]) -> str:
+def _fingerprint(directory: AnyPath, shards: Sequence[str]) -> str:
     sizes = [(name, (directory / name).stat().st_size) for name in shards]
     return hashlib.blake2b(json.dumps(sizes).encode(), digest_size=8).hexdigest()

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from .arrow import open_arrow
 from .config import InputSettings
+from .delimited import DelimitedReader, open_delimited, unify
 from .files import find_files
 from .growth import Run, arrange
 from .jsonl import JsonlReader, first_problem, open_jsonl
@@ -50,6 +51,7 @@ def open_source(
         file.name: _open(file, _rows_needed(settings.limit, file, known), known_schema, relevant)
         for file in find_files(settings, base)
     }
+    unify([reader for reader in readers.values() if isinstance(reader, DelimitedReader)], known_schema)
     source = FileSource(arrange(readers, known), _merge_schemas(list(readers.values()), known_schema), settings.limit)
     if settings.id_column is not None:
         _require_column(source.schema, settings, base)
@@ -60,6 +62,7 @@ def open_source(
 def sample_schema(settings: InputSettings, base: Path, known_schema: pa.Schema | None = None) -> pa.Schema:
     """The columns as far as footers and the first lines tell; quick, for `check`. Raises InputError."""
     readers = [_open(file, _SAMPLE_ROWS, known_schema) for file in find_files(settings, base)[:_SAMPLE_FILES]]
+    unify([reader for reader in readers if isinstance(reader, DelimitedReader)], known_schema)
     schema = _merge_schemas(readers, known_schema)
     if settings.id_column is not None:
         _require_column(schema, settings, base)
@@ -131,6 +134,8 @@ def _open(
         reader = open_arrow(file)
     elif file.format == "openai":
         reader = open_requests(file, num_rows)
+    elif file.format == "csv":
+        reader = open_delimited(file, num_rows, settled=settled, relevant=relevant)
     else:
         reader = open_jsonl(file, num_rows, settled=settled, relevant=relevant)
     repeated = {name for name in reader.schema.names if reader.schema.names.count(name) > 1}

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchgen.jobs import files
 from batchgen.jobs.journal import Journal
 from batchgen.jobs.outcomes import ERROR, LENGTH, STOP, Outcomes, codes_of, parse_retry
 from batchgen.jobs.writer import JournalWriter
+from batchgen.pipeline import storage
 
 SCHEMA = pa.schema([("position", pa.int64()), ("outcome", pa.int8()), ("completion", pa.string())])
 
@@ -118,7 +118,7 @@ def test_a_failing_write_leaves_the_journal_as_it_was(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(files.os, call, full)
+        patch.setattr(storage.os, call, full)
         with pytest.raises(OSError, match="No space"):
             journal.append(rows([2, 3]))
     journal, found = recovered(tmp_path)

@@ -217,7 +217,6 @@ def test_state_json_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         aside.rename(final)
 
     monkeypatch.setattr("batchgen.pipeline.sink.publish", note)
-    monkeypatch.setattr("batchgen.pipeline.publish.publish", note)
     publish(tmp_path, make_sink("arrow", CARRIED.schema), [CARRIED])
     assert order == ["data-00000-of-00001.arrow", "dataset_info.json", "state.json"]
 

@@ -177,8 +177,7 @@ def test_broken_utf8_in_arrow_text_is_replaced_and_counted(tmp_path: Path) -> No
         ("none.parquet", "none.parquet does not exist"),
         ("*.parquet", "matches no file"),
         ("empty", "holds no file that can be read"),
-        ("table.csv", "csv input is not available yet"),
-        ("a.jsonl.gz", "compressed files"),
+        ("a.parquet.gz", "compressed files"),
         ("mixed", "holds jsonl and parquet files, set input.format"),
         ("a.dat", "cannot tell the format"),
     ],
@@ -186,7 +185,7 @@ def test_broken_utf8_in_arrow_text_is_replaced_and_counted(tmp_path: Path) -> No
 def test_paths_that_lead_nowhere(tmp_path: Path, path: str, expected: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "mixed").mkdir()
-    for name in ("table.csv", "a.jsonl.gz", "a.dat", "mixed/a.jsonl", "mixed/b.parquet"):
+    for name in ("table.csv", "a.parquet.gz", "a.dat", "mixed/a.jsonl", "mixed/b.parquet"):
         (tmp_path / name).write_text("")
     with pytest.raises(InputError, match=expected.replace("*", r"\*")) as caught:
         source_of(tmp_path, path)
