@@ -1,7 +1,7 @@
 """The data set card of an output: what was asked of which model, what came of it, and a few rows.
 
-Knows the manifest and the job as it was written. Values of environment variables never stand in a card: wherever one
-would, its name does.
+Knows the manifest and the job as it was written. Values of environment variables do not stand in a card: the job is
+shown with their names, and so are answers that repeat one.
 """
 
 import json
@@ -21,6 +21,7 @@ _MARK = "<!-- batchgen {part} {config}/{split} -->"
 _SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"), (10**7, "1M<n<10M"),
           (10**8, "10M<n<100M"), (10**9, "100M<n<1B"))  # fmt: skip
 _LONGEST_TEXT = 400  # characters of a value in an example row
+_SHORTEST_SECRET = 4  # characters
 _ANY_VALUE = r"(?s:.+?)"
 
 
@@ -37,8 +38,9 @@ def write_card(
     `document` is the job as written, `schema` the columns where the files have one. What others wrote stays.
     """
     metadata, body = _parts(earlier)
-    section = "\n".join(_section(layout, manifest, document, examples))
-    text = _placed(body, layout, _without_values(section, _values(document, manifest.settings)))
+    values = _values(document, manifest.settings)
+    shown = [_shortened(_hidden(row, values)) for row in examples]
+    text = _placed(body, layout, "\n".join(_section(layout, manifest, document, shown)))
     front = yaml.safe_dump(_metadata(metadata, layout, manifest, schema), sort_keys=False, allow_unicode=True)
     return f"---\n{front}---\n{text}"
 
@@ -93,9 +95,7 @@ def _placed(body: str, layout: HubLayout, section: str) -> str:
     return f"{body.rstrip()}\n\n{block}\n".lstrip("\n")
 
 
-def _section(
-    layout: HubLayout, manifest: Manifest, document: Mapping[str, Any], examples: Iterable[Mapping[str, Any]]
-) -> Iterator[str]:
+def _section(layout: HubLayout, manifest: Manifest, document: Mapping[str, Any], examples: list[Any]) -> Iterator[str]:
     counts, tokens = manifest.counts, manifest.tokens
     yield f"# {document.get('name') or manifest.job}\n"
     yield f"Answers of a language model, generated offline with batchgen: `{layout.config}`, split `{layout.split}`.\n"
@@ -107,9 +107,8 @@ def _section(
     yield f"| output tokens | {tokens.get('completion_tokens', 0):,} |\n"
     yield f"## Prompt\n\n{_fenced(_prompt(document), 'yaml')}\n"
     yield f"## Sampling\n\n{_fenced(_yaml(_sampling(manifest, document)), 'yaml')}\n"
-    shown = [_shortened(row) for row in examples]
-    if shown:
-        lines = json.dumps(shown, indent=2, ensure_ascii=False, default=str)
+    if examples:
+        lines = json.dumps(examples, indent=2, ensure_ascii=False, default=str)
         yield f"## Example rows\n\n{_fenced(lines, 'json')}"
 
 
@@ -184,7 +183,13 @@ def _matched(written: str, resolved: str) -> dict[str, str]:
     return dict(zip(names, match.groups(), strict=True)) if match else {}
 
 
-def _without_values(text: str, values: Mapping[str, str]) -> str:
-    for name, value in sorted(values.items(), key=lambda pair: -len(pair[1])):
-        text = text.replace(value, f"${{{name}}}")
-    return text
+def _hidden(value: Any, values: Mapping[str, str]) -> Any:
+    """An example with names for values; those too short to be a secret are looked for in vain and left alone."""
+    if isinstance(value, Mapping):
+        return {key: _hidden(item, values) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_hidden(item, values) for item in value]
+    for name, secret in sorted(values.items(), key=lambda pair: -len(pair[1])) if isinstance(value, str) else ():
+        if len(secret.strip()) >= _SHORTEST_SECRET:
+            value = value.replace(secret, f"${{{name}}}")
+    return value

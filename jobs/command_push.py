@@ -94,13 +94,20 @@ def _send(hub: HubRepo, output: Path, layout: HubLayout, manifest: Manifest, fil
         obsolete = [
             path for path in known if layout.is_mine(path) and path not in {file.path_in_repo for file in files}
         ]
-        oid, is_new = hub.commit(f"batchgen: {manifest.job}, {manifest.counts['rows']} rows", obsolete)
+        name = _written(output).get("name") or manifest.job
+        oid, is_new = hub.commit(f"batchgen: {name}, {manifest.counts['rows']} rows", obsolete)
     yield f"{hub.name}: commit {oid}" if is_new else f"{hub.name}: holds all of this already (commit {oid})"
 
 
 def _card(earlier: str, output: Path, layout: HubLayout, manifest: Manifest, files: list[HubFile]) -> str:
-    written: Any = parse_yaml((output / SIDECAR / "job.yaml").read_text(encoding="utf-8"))
-    return write_card(earlier, layout, manifest, written, arrow_schema(files[0]), example_rows(files[:1], _EXAMPLES))
+    examples = example_rows(files[:1], _EXAMPLES)
+    return write_card(earlier, layout, manifest, _written(output), arrow_schema(files[0]), examples)
+
+
+def _written(output: Path) -> dict[str, Any]:
+    """The job with the names of environment variables, not their values."""
+    found: dict[str, Any] = parse_yaml((output / SIDECAR / "job.yaml").read_text(encoding="utf-8"))
+    return found
 
 
 def _size(num_bytes: int) -> str:

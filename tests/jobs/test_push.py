@@ -148,12 +148,12 @@ def test_no_value_of_an_environment_variable_is_in_it(
 ) -> None:
     monkeypatch.setenv("SECRET", "s3cr3t-value")
     monkeypatch.setenv("STOP", "halt-word")
-    output = finished(tmp_path, prompt__text="Key ${SECRET}: {{ word }}", generation__stop=["${STOP}"])
+    settings = {"prompt__text": "Key ${SECRET}: {{ word }}", "generation__stop": ["${STOP}"], "name": "job ${SECRET}"}
+    output = finished(tmp_path, **settings)
     monkeypatch.delenv("SECRET")
     monkeypatch.delenv("STOP")
-    leaky = output / "data-00000-of-00003.arrow"
-    assert leaky.exists()
     push(output)
+    assert hub.repos[REPO].messages[-1] == "batchgen: job ${SECRET}, 20 rows"
     _, body = front_matter(hub)
     assert "Key ${SECRET}: {{ word }}" in body
     assert "s3cr3t-value" not in body
@@ -165,12 +165,13 @@ def test_no_value_of_an_environment_variable_is_in_it(
 def test_a_value_that_an_answer_repeats_is_hidden_too(
     tmp_path: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SECRET", "word 1")
-    output = finished(tmp_path, prompt__text="${SECRET}: {{ word }}")
-    push(output)
+    monkeypatch.setenv("SECRET", 'wo"rd\n1')
+    (tmp_path / "rows.jsonl").write_text('{"word": "is wo\\"rd\\n1!"}\n')
+    monkeypatch.setenv("SHORT", "is")
+    run(make_job(tmp_path, prompt__text="${SECRET}: {{ word }} ${SHORT}"), models=FakeModels())
+    push(tmp_path / "out")
     _, body = front_matter(hub)
-    assert '"word": "${SECRET}"' in body
-    assert '"word": "word 1"' not in body
+    assert '"word": "is ${SECRET}!"' in body
 
 
 def test_pushed_again_nothing_is_sent_and_nothing_changes(output: Path, hub: FakeHub) -> None:
