@@ -42,12 +42,19 @@ def _identity(job: Job, model: dict[str, Any], sampling: dict[str, Any]) -> Iden
     del generation["max_tokens"]
     identity = {
         "model": {**model, **chosen},
-        "input": job.input.model_dump(mode="json", include={"config", "split", "id"}),
+        "input": _input_identity(job),
         "prompt": job.prompt.model_dump(mode="json"),
         "generation": generation,
     }
     plain: Identity = json.loads(json.dumps(identity))
     return plain
+
+
+def _input_identity(job: Job) -> dict[str, Any]:
+    """What of the input decides the answers beside its files: for the Hub also the revision that was asked for."""
+    revisions = {path.repo: path.revision for path in job.input.hub_paths}
+    chosen = job.input.model_dump(mode="json", include={"config", "split", "id"})
+    return {**chosen, "revision": revisions} if revisions else chosen
 
 
 def layout_of(job: Job) -> dict[str, Any]:

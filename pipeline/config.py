@@ -9,6 +9,8 @@ from pydantic import Field, field_validator, model_validator
 
 from batchgen.engine.config import Section
 
+from .hub import SCHEME, HubPath, parse_hub_path
+
 NonEmpty = Annotated[str, Field(min_length=1)]
 
 CUSTOM_ID, METHOD, URL, BODY = REQUEST_COLUMNS = ("custom_id", "method", "url", "body")  # of OpenAI batch files
@@ -18,14 +20,15 @@ class InputSettings(Section):
     """Which rows to read."""
 
     path: NonEmpty | Annotated[tuple[NonEmpty, ...], Field(strict=False, min_length=1)] = Field(
-        description="path, glob or directory, or a list of them; also s3://, memory:// and what else fsspec knows"
+        description="path, glob or directory, or a list of them; also s3:// and others that fsspec knows, and "
+        "hf://datasets/ORG/NAME[@REVISION]: a data set on the Hub, read at the commit it has when the job begins"
     )
     format: Literal["auto", "parquet", "jsonl", "arrow", "csv", "openai"] = Field(
         "auto",
         description="auto goes by the file name; openai: a batch file, each line a request with its own prompt and "
         "parameters (no prompt section then)",
     )
-    config: str | None = Field(None, description="configuration of a Hub data set")
+    config: str | None = Field(None, description="configuration of a Hub data set (hf://)")
     split: NonEmpty = Field("train", description="split of a Hub data set or of a saved DatasetDict")
     id: NonEmpty | None = Field(None, description="column whose values identify rows; default: the position")
     limit: Annotated[int, Field(ge=1)] | None = Field(None, description="read only this many rows")
@@ -35,16 +38,15 @@ class InputSettings(Section):
     def _paths_can_be_read(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
         for path in (value,) if isinstance(value, str) else value:
             _refuse_chained(path)
-            if path.startswith("hf://"):
-                raise ValueError("hf:// paths are not available yet, download the files and give their local path")
+            if path.startswith(SCHEME):
+                parse_hub_path(path)
         return value
 
-    @field_validator("config")
-    @classmethod
-    def _config_has_a_hub(cls, value: str | None) -> str | None:
-        if value is not None:
-            raise ValueError("only data sets on the Hub have a config, and hf:// is not available yet; remove the key")
-        return value
+    @model_validator(mode="after")
+    def _config_has_a_hub(self) -> Self:
+        if self.config is not None and not self.hub_paths:
+            raise ValueError("config: only data sets on the Hub have a config (input.path: hf://...), remove the key")
+        return self
 
     @model_validator(mode="after")
     def _requests_have_an_id(self) -> Self:
@@ -56,6 +58,11 @@ class InputSettings(Section):
     def id_column(self) -> str | None:
         """The column whose values identify rows and must differ."""
         return CUSTOM_ID if self.format == "openai" else self.id
+
+    @property
+    def hub_paths(self) -> list[HubPath]:
+        """Those of the paths that are data sets on the Hub."""
+        return [parse_hub_path(path) for path in self.paths if path.startswith(SCHEME)]
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -6,14 +6,15 @@ Knows names and directory layouts, of saved data sets too; opens no data file.
 import glob
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
 from .config import InputSettings
+from .hub import SCHEME, HubPath, parse_hub_path, pinned_commit, split_urls
 from .lines import is_compressed
 from .place import AnyPath, RemotePath, below, files_below, is_url, place
-from .rows import Format, InputError, InputFile
+from .rows import FileIdentity, Format, InputError, InputFile
 
 _SUFFIXES: dict[str, Format] = {
     ".parquet": "parquet",
@@ -29,22 +30,39 @@ _COMPRESSED = {".jsonl", ".ndjson", ".json", ".csv", ".tsv"}  # these may be fol
 _SIDECARS = ("state.json", "dataset_info.json", "dataset_dict.json")
 
 
-def find_files(settings: InputSettings, base: Path) -> list[InputFile]:
-    """The files of `input.path` in reading order, each once. Raises InputError (exit 2) when there is none."""
-    finder = _Finder(settings, base.resolve())
+def find_files(settings: InputSettings, base: Path, known: Sequence[FileIdentity] = ()) -> list[InputFile]:
+    """The files of `input.path` in reading order, each once; data sets on the Hub at the commit of the `known` ones.
+
+    Raises InputError (exit 2) when there is none.
+    """
+    finder = _Finder(settings, base.resolve(), known)
     found = {file.path: file for entry in settings.paths for file in finder.entry(entry)}
     if settings.split != "train" and not finder.used_split:
-        raise InputError("input.split: only a saved DatasetDict has splits, and input.path names none", 2)
+        raise InputError(
+            "input.split: only a data set on the Hub and a saved DatasetDict have splits, and input.path names none", 2
+        )
     return list(found.values())
 
 
 class _Finder:
-    def __init__(self, settings: InputSettings, base: Path) -> None:
+    def __init__(self, settings: InputSettings, base: Path, known: Sequence[FileIdentity]) -> None:
         self._settings = settings
+        self._known = known
         self._base = base
         self.used_split = False
 
     def entry(self, entry: str) -> list[InputFile]:
+        return self._hub(parse_hub_path(entry)) if entry.startswith(SCHEME) else self._files(entry)
+
+    def _hub(self, path: HubPath) -> list[InputFile]:
+        commit = pinned_commit(path, self._known)
+        if path.below:
+            return self._files(f"{path.at(commit)}/{path.below}")
+        self.used_split = True
+        urls = split_urls(path, commit, self._settings.config, self._settings.split)
+        return [self._file(place(url, self._base)) for url in urls]
+
+    def _files(self, entry: str) -> list[InputFile]:
         path = place(entry, self._base)
         if path.is_dir():
             found = list(self._directory(path))

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _PACKAGES = {"s3": "batchgen[s3]", "s3a": "batchgen[s3]", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
-_VERSIONS = ("ETag", "etag", "md5Hash", "generation")
+_VERSIONS = ("ETag", "etag", "md5Hash", "generation", "blob_id")
 _MOMENTS = ("mtime", "LastModified", "last_modified", "updated", "created")
 
 

@@ -49,7 +49,7 @@ def open_source(
         relevant |= {settings.id_column}
     readers = {
         file.name: _open(file, _rows_needed(settings.limit, file, known), known_schema, relevant)
-        for file in find_files(settings, base)
+        for file in find_files(settings, base, known)
     }
     unify([reader for reader in readers.values() if isinstance(reader, DelimitedReader)], known_schema)
     source = FileSource(arrange(readers, known), _merge_schemas(list(readers.values()), known_schema), settings.limit)

@@ -87,7 +87,6 @@ def test_illegal_values_are_refused_with_their_place(tmp_path: Path, key: str, v
         ("engine.speculation", {"kind": "medusa", "path": "x"}),
         ("output.parse", True),
         ("output.order", "completion"),
-        ("input.path", "hf://datasets/a/b"),
         ("run.retries", 1),
     ],
 )

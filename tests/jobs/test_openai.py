@@ -318,6 +318,20 @@ def test_other_inputs_come_out_as_lines_of_a_batch_api(tmp_path: Path, identify:
     assert counts["skipped"] == (0 if identify else 1)
 
 
+def test_the_lines_go_into_a_store_as_well(tmp_path: Path) -> None:
+    write_lines(tmp_path, [chat_line("a"), chat_line("b", stream=True)])
+    job = job_of(tmp_path, output__path="memory://openai/out")
+    run(job, models=models())
+    for name, custom_id in (("output.jsonl", "a"), ("errors.jsonl", "b")):
+        (line,) = (job.output_path / name).read_text().splitlines()
+        assert json.loads(line)["custom_id"] == custom_id
+    write_lines(tmp_path, [chat_line("c")], mode="a")
+    grown = models()
+    run(job, models=grown)
+    assert grown.fake.asked == [2]
+    assert len((job.output_path / "output.jsonl").read_text().splitlines()) == 2
+
+
 def test_no_lines_at_all_are_no_answers(tmp_path: Path) -> None:
     write_lines(tmp_path, [])
     run(job_of(tmp_path), models=models())

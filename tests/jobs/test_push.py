@@ -308,6 +308,12 @@ def test_names_that_are_none(output: Path, repo: str, options: dict[str, Any], m
         list(push_output(output, repo, PushOptions(**options)))
 
 
+def test_an_output_in_a_store_is_refused_with_the_cure() -> None:
+    result = CliRunner().invoke(cli, ["push", "memory://lake/out", REPO], obj={})
+    assert isinstance(result.exception, UsageError)
+    assert "copy it to this machine and push the copy" in str(result.exception)
+
+
 def test_without_a_token_nothing_is_asked(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with fake_hub(monkeypatch, token=None) as hub:
         with pytest.raises(UsageError, match="no Hub token; set HF_TOKEN"):

@@ -38,7 +38,6 @@ def test_lists_come_as_yaml_gives_them() -> None:
         (PromptSettings, {"text": ""}, "at least 1 character"),
         (PromptSettings, {"messages": []}, "at least 1 item"),
         (PromptSettings, {"text": "a", "on_null": "drop"}, "'error', 'skip' or 'empty'"),
-        (InputSettings, {"path": "hf://datasets/o/n"}, "hf:// paths are not available yet"),
         (InputSettings, {"path": ["a", "simplecache::s3://b/c"]}, "chained paths are not understood"),
         (InputSettings, {"path": "a", "config": "en"}, "only data sets on the Hub have a config"),
         (InputSettings, {"path": "a", "limit": 0}, "greater than or equal to 1"),

@@ -7,6 +7,7 @@ import base64
 import hashlib
 import json
 import re
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -429,9 +430,11 @@ def fake_hub(monkeypatch: pytest.MonkeyPatch, token: str | None = TOKEN) -> Iter
     )
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr(datasets.config, "HF_ENDPOINT", hub.endpoint)
+    cache = tempfile.TemporaryDirectory(prefix="batchgen-hub-")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", f"{cache.name}/datasets")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", f"{cache.name}/hub")
     monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    monkeypatch.setenv("HF_TOKEN_PATH", "/nonexistent")
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", "/nonexistent/token")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", f"{cache.name}/token")
     monkeypatch.delenv("HF_TOKEN", raising=False)
     if token is not None:
         monkeypatch.setenv("HF_TOKEN", token)
@@ -443,3 +446,4 @@ def fake_hub(monkeypatch: pytest.MonkeyPatch, token: str | None = TOKEN) -> Iter
         close_session()
         server.shutdown()
         server.server_close()
+        cache.cleanup()
