@@ -41,12 +41,16 @@ EXAMPLES = [
 ]
 
 
+def entries(rows: int | None = None) -> list[tuple[str, str]]:
+    """Names of Python functions and classes with their documentation."""
+    table = pq.read_table(ROOT / "examples/annotate-docs/data/api-docs.parquet").slice(0, rows)
+    return list(zip(table["name"].to_pylist(), table["doc"].to_pylist(), strict=True))
+
+
 def label(rows: int | None = None) -> list[str]:
     """One few-shot prefix for all rows, then a name with its documentation."""
     shots = "".join(f"Name: {name}\nDocumentation: {doc}\nAnswer: {answer}\n\n" for name, doc, answer in EXAMPLES)
-    table = pq.read_table(ROOT / "examples/annotate-docs/data/api-docs.parquet").slice(0, rows)
-    entries = zip(table["name"].to_pylist(), table["doc"].to_pylist(), strict=True)
-    return [f"{INSTRUCTION}{shots}Name: {name}\nDocumentation: {doc}\nAnswer:" for name, doc in entries]
+    return [f"{INSTRUCTION}{shots}Name: {name}\nDocumentation: {doc}\nAnswer:" for name, doc in entries(rows)]
 
 
 def mmlu(rows: int | None = None) -> list[str]:

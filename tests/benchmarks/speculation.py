@@ -1,0 +1,128 @@
+"""Steps and rows per second with each drafter beside none, on rows that invite copying, in one run.
+
+    .venv/bin/python tests/benchmarks/speculation.py [--rows 48] [--sequences 16] [--kinds off,ngram,suffix,auto]
+        [--workloads extract,edit,drain,label] [--dtype bfloat16]
+
+`extract`: a JSON object from API documentation; `edit`: a function again with one name changed; `drain`: the last 16
+rows of `extract`, alone; `label`: one free sentence, where drafts have little to find. Answers must be equal in
+float32; in bfloat16 the share of equal answers is told. One JSON line per workload and kind. Run it alone.
+"""
+
+import argparse
+import inspect
+import json
+import statistics as numbers
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+from demo_model import demo_model_path
+from workloads import WORKLOADS, entries
+
+from batchgen.engine import Engine, Request, Sampling
+
+DRAIN = 16
+EXTRACT_SHOTS = """\
+Entry: shutil.copytree. Recursively copy a directory tree rooted at src to a directory named dst.
+JSON: {"name": "copytree", "module": "shutil", "kind": "function", "summary": "Recursively copy a directory tree"}
+
+Entry: threading.Lock. The class of primitive lock objects. Once a thread has acquired a lock, others block.
+JSON: {"name": "Lock", "module": "threading", "kind": "class", "summary": "The class of primitive lock objects"}
+
+Entry: math.gcd. Return the greatest common divisor of the specified integer arguments.
+JSON: {"name": "gcd", "module": "math", "kind": "function", "summary": "Return the greatest common divisor"}
+
+"""
+EDIT_SHOT = '''\
+Rename the function to total_length.
+
+Before:
+def lengths(items):
+    """Return the sum."""
+    result = 0
+    for item in items:
+        result += len(item)
+    return result
+
+After:
+def total_length(items):
+    """Return the sum."""
+    result = 0
+    for item in items:
+        result += len(item)
+    return result
+
+'''
+
+
+def extract(count: int) -> list[tuple[str, int]]:
+    texts = [f"{EXTRACT_SHOTS}Entry: {name}. {' '.join(doc.split())[:300]}\nJSON:" for name, doc in entries(count)]
+    return [(text, 48) for text in texts]
+
+
+def edit(count: int) -> list[tuple[str, int]]:
+    functions = [value for _, value in inspect.getmembers(textwrap, inspect.isfunction)]
+    for module in (inspect, json.decoder, json.encoder, numbers):
+        functions += [value for _, value in inspect.getmembers(module, inspect.isfunction)]
+    sources = [textwrap.dedent(inspect.getsource(function)) for function in functions]
+    chosen = [source for source in sources if 200 < len(source) < 900][:count]
+    tasks = [f"{EDIT_SHOT}Rename the function to renamed.\n\nBefore:\n{source}\nAfter:\n" for source in chosen]
+    return [(task, 96) for task in tasks]
+
+
+def label(count: int) -> list[tuple[str, int]]:
+    make, max_tokens = WORKLOADS["label"]
+    return [(prompt, max_tokens) for prompt in make(count)]
+
+
+def run(engine: Engine, rows: list[tuple[str, int]]) -> tuple[dict, list[list[int]]]:
+    prompts = engine.tokenizer.encode([text for text, _ in rows], add_special_tokens=True)
+    requests = [
+        Request(key, prompt, Sampling(max_tokens=most, temperature=0, ignore_eos=True))
+        for key, (prompt, (_, most)) in enumerate(zip(prompts, rows, strict=True))
+    ]
+    start = time.perf_counter()
+    answers = {completion.key: completion.tokens for completion in engine.run(requests)}
+    seconds = time.perf_counter() - start
+    done = engine.statistics
+    report = {
+        "rows_per_s": round(len(rows) / seconds, 2),
+        "steps": done.steps,
+        "tokens_per_step": round(done.output_tokens / done.steps, 2),
+        "drafted": done.drafted_tokens,
+        "accepted": done.accepted_tokens,
+    }
+    return report, [answers[key] for key in sorted(answers)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=48)
+    parser.add_argument("--sequences", type=int, default=16)
+    parser.add_argument("--kinds", default="off,ngram,suffix,auto")
+    parser.add_argument("--workloads", default="extract,edit,drain,label")
+    parser.add_argument("--dtype", default="bfloat16")
+    args = parser.parse_args()
+    workloads = {"extract": extract, "edit": edit, "label": label, "drain": lambda count: extract(count)[-DRAIN:]}
+    for name in args.workloads.split(","):
+        rows, first = workloads[name](args.rows), None
+        for kind in args.kinds.split(","):
+            speculation = {"kind": "draft", "model": "self", "tokens": 4} if kind == "self" else kind
+            engine = Engine.load(
+                str(demo_model_path()), device="cpu", dtype=args.dtype, memory="1GiB",
+                max_sequences=args.sequences, speculation=speculation,
+            )  # fmt: skip
+            report, answers = run(engine, rows)
+            first = first or (report, answers)
+            report["times_rows_per_s"] = round(report["rows_per_s"] / first[0]["rows_per_s"], 2)
+            report["times_fewer_steps"] = round(first[0]["steps"] / report["steps"], 2)
+            report["equal_answers"] = sum(a == b for a, b in zip(answers, first[1], strict=True)) / len(rows)
+            if args.dtype == "float32":
+                assert answers == first[1], f"{name}: {kind} changed an answer"
+            print(json.dumps({"workload": name, "speculation": kind, **report}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
