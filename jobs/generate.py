@@ -87,6 +87,7 @@ class Generation:
             stack.callback(self.log_progress)
             for batch in stack.enter_context(closing(self._answers(todo, stopping))):
                 self._take(batch)
+        self._output.manifest.speculation = self.snapshot().speculation
         self._output.manifest.replaced_surrogates = self._source.replaced_surrogates + self.renderer.replaced_surrogates
 
     def _answers(self, todo: NDArray[np.bool_], stopping: Callable[[], bool]) -> Generator[pa.RecordBatch, None, None]:
@@ -159,6 +160,7 @@ class Generation:
             rows=snapshot.rows_done,
             tokens=tokens,
             speed=speed,
+            speculation=snapshot.speculation,
             error=self._last_error,
         )
         self._last_error = None

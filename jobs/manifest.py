@@ -52,6 +52,7 @@ class Manifest:
     skipped: list[int] = field(default_factory=list)
     tokens: dict[str, int] = field(default_factory=dict)
     reuse: float = 0.0
+    speculation: dict[str, int] = field(default_factory=dict)  # of the last run that generated
     times: dict[str, Any] = field(default_factory=dict)
     cost: dict[str, float] | None = None
 

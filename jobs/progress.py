@@ -9,13 +9,14 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, Self, TextIO
 
 from tqdm import tqdm
 
 _BAR_SECONDS, _LINE_SECONDS = 0.5, 30.0
 _COUNTERS = ("computed_prompt_tokens", "cached_prompt_tokens", "output_tokens")
+_SPECULATION = ("steps", "drafted_steps", "drafted_tokens", "accepted_tokens")
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Snapshot:
     output_tokens: int
     tokens_total: int
     kv_use: float
+    speculation: dict[str, int] = field(default_factory=dict)  # steps, those with drafts, drafted and accepted tokens
 
     @property
     def tokens(self) -> int:
@@ -64,7 +66,7 @@ class Meter:
         self._prompt_done = 0
         self._output_done = 0
         self._began = time.monotonic()
-        self._earlier = dict.fromkeys(_COUNTERS, 0)
+        self._earlier = dict.fromkeys((*_COUNTERS, *_SPECULATION), 0)
         self._statistics: Any = None
 
     def finished(self, rows: int, prompt_tokens: int, output_tokens: int) -> None:
@@ -89,6 +91,7 @@ class Meter:
             output_tokens=output,
             tokens_total=self._total(tokens),
             kv_use=getattr(statistics, "kv_blocks_used", 0) / blocks if blocks else 0.0,
+            speculation={name: self._earlier[name] + getattr(statistics, name, 0) for name in _SPECULATION},
         )
 
     def _total(self, tokens: int) -> int:
@@ -104,7 +107,7 @@ class Meter:
         return max(tokens + 1, round(done + left * mean), round(tokens + left * mean_output / 2))
 
     def _add(self, statistics: Any) -> None:
-        for name in _COUNTERS:
+        for name in self._earlier:
             self._earlier[name] += getattr(statistics, name, 0)
 
 

@@ -10,7 +10,7 @@ import pytest
 from fake_models import FakeEngine, FakeModels
 from hypothesis import given
 from hypothesis import strategies as st
-from job_files import make_job, write_rows
+from job_files import make_job, manifest, write_rows
 
 from batchgen.jobs import progress as progress_module
 from batchgen.jobs import run
@@ -46,6 +46,21 @@ def test_counters_that_start_anew_are_added_up() -> None:
     meter = Meter(2)
     assert meter.snapshot(statistics(output_tokens=5)).output_tokens == 5
     assert meter.snapshot(statistics(output_tokens=2)).output_tokens == 7
+
+
+def test_drafts_of_all_runs_are_told_in_manifest_and_log(tmp_path: Path) -> None:
+    meter = Meter(2)
+    assert meter.snapshot(statistics(steps=5, drafted_tokens=4)).speculation["drafted_tokens"] == 4
+    both = meter.snapshot(statistics(steps=2, drafted_tokens=3)).speculation
+    assert both == {"steps": 7, "drafted_steps": 0, "drafted_tokens": 7, "accepted_tokens": 0}
+    write_rows(tmp_path, 3)
+    models = FakeModels()
+    models.fake.statistics.drafted_tokens, models.fake.statistics.accepted_tokens = 9, 6
+    run(make_job(tmp_path), RunOptions(quiet=True), models)
+    told = {"steps": 0, "drafted_steps": 0, "drafted_tokens": 9, "accepted_tokens": 6}
+    assert manifest(tmp_path / "out")["speculation"] == told
+    events = map(json.loads, (tmp_path / "out" / "__batchgen__" / "log.jsonl").read_text().splitlines())
+    assert [event["speculation"] for event in events if event["event"] == "progress"][-1] == told
 
 
 def test_figures() -> None:
