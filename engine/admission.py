@@ -9,7 +9,6 @@ from dataclasses import replace
 from .blocks import BlockNode, Match
 from .forecast import Demand, LengthForecast
 from .intake import Intake
-from .request import Sampling
 from .residents import EngineStalledError, Residents
 from .sequence import Sequence, Task
 
@@ -55,9 +54,10 @@ class Admission:
         self._pin(self.pinned[:-1])
         return True
 
-    def observe(self, length: int, sampling: Sampling) -> None:
-        """Takes note of an ended answer of `length` tokens."""
-        self._forecast.observe(length, sampling)
+    def observe(self, sequence: Sequence) -> None:
+        """Takes note of how long a finished answer is."""
+        task = sequence.task
+        self._forecast.observe(sequence.answer_length, task.request.sampling, task.start)
 
     def forget(self, task: Task) -> None:
         """Drops what is still to come of a task that has failed."""
@@ -82,7 +82,8 @@ class Admission:
 
     def _remaining(self, sequence: Sequence) -> Demand:
         """Blocks that the sequence is expected to need beyond those of its tokens so far."""
-        tokens = self._forecast.remaining(sequence.answer_length, sequence.task.request.sampling)
+        task = sequence.task
+        tokens = self._forecast.remaining(sequence.answer_length, task.request.sampling, task.start)
         length, size = len(sequence.tokens), self._residents.tree.block_size
         blocks = self._residents.blocks(math.ceil(length + tokens.expected)) - self._residents.blocks(length)
         return Demand(blocks, tokens.variance / size**2)

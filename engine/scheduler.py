@@ -180,7 +180,7 @@ class Scheduler:
         stopped = drawn.token not in task.ends and sequence.stops.push(drawn.token)
         reason = finish_reason(drawn.token, sequence.answer_length, stopped, sampling, task.ends)
         if reason is not None:
-            self._admission.observe(sequence.answer_length, sampling)
+            self._admission.observe(sequence)
             answer = sequence.tokens[sequence.prompt_length :]
             logprobs = sequence.logprobs if sampling.logprobs is not None else None
             task.samples[sequence.sample] = Sample(answer, reason, logprobs)

@@ -12,6 +12,7 @@ from .stopping import StopSearch
 from .token_counts import TokenCounts
 
 NO_MATCH = Match()
+GROUP_START = 16  # prompt tokens that name a group of rows
 
 
 @dataclass(slots=True, eq=False)
@@ -26,6 +27,11 @@ class Task:
     cached_tokens: int = 0  # of the first sample, at its first admission
     error: RowError | None = None
     followers: list[Request] = field(default_factory=list)
+
+    @property
+    def start(self) -> tuple[int, ...]:
+        """The tokens by which prompts are told to be of one kind."""
+        return self.prompt[:GROUP_START]
 
     @property
     def done(self) -> bool:

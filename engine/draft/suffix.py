@@ -6,14 +6,13 @@ Keeps a suffix automaton per group of prompts with one start, bounded in tokens;
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from ..sequence import Sequence
+from ..sequence import GROUP_START, Sequence
 from .ngram import MOST, cut_path, own_text
 from .speculation import NO_DRAFT, Draft
 
 DEEPEST = 64  # tokens of a text that the automaton sees as one piece, and longest match
 OVERLAP = 8  # tokens that neighbouring pieces share
 PROMPT_END = 8  # prompt tokens kept before an answer: how it began
-GROUP_START = 16  # prompt tokens that name a group
 MAX_GROUPS = 8
 GENERATION = 2**14  # tokens of a group's younger automaton; a full one becomes the older, and the older goes
 MIN_MATCH = 2
@@ -153,7 +152,7 @@ class SuffixDrafter:
     def _group(self, sequence: Sequence) -> FinishedAnswers:
         """By the start of the prompt when other rows have it too; all other rows are one group."""
         task = sequence.task
-        name = task.prompt[:GROUP_START] if task.cached_tokens >= GROUP_START else ()
+        name = task.start if task.cached_tokens >= GROUP_START else ()
         group = self._groups.setdefault(name, FinishedAnswers())
         self._groups.move_to_end(name)
         return group
