@@ -9,6 +9,8 @@ from torch import Tensor
 
 from ..kernels.kv_format import KVFormat, LayerPages, Pages
 
+ALIGNMENT = 64  # bytes: vectors of common widths then fill whole cache lines
+
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
@@ -61,5 +63,7 @@ class KVPages:
 def _zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.type != "cpu" or not math.prod(sizes):
         return torch.zeros(sizes, dtype=dtype, device=device)
-    memory = np.zeros(math.prod(sizes) * dtype.itemsize, dtype=np.uint8)
-    return torch.from_numpy(memory).view(dtype).view(sizes)
+    size = math.prod(sizes) * dtype.itemsize
+    memory = torch.from_numpy(np.zeros(size + ALIGNMENT, dtype=np.uint8))
+    start = -memory.data_ptr() % ALIGNMENT
+    return memory[start : start + size].view(dtype).view(sizes)

@@ -117,9 +117,10 @@ def prepare(
 
 
 def as_stored(pages: Tensor) -> Tensor:
-    """A copy in memory that NumPy asked for, as the engine's pages are: the system gives it in huge pages."""
-    memory = torch.from_numpy(np.zeros(pages.nbytes, dtype=np.uint8))
-    return memory.view(pages.dtype).view(pages.shape).copy_(pages)
+    """A copy in aligned memory that NumPy asked for, as the engine's pages are: the system gives it in huge pages."""
+    memory = torch.from_numpy(np.zeros(pages.nbytes + 64, dtype=np.uint8))
+    start = -memory.data_ptr() % 64
+    return memory[start : start + pages.nbytes].view(pages.dtype).view(pages.shape).copy_(pages)
 
 
 def expected(query: Tensor, keys: Tensor, values: Tensor, items: AttentionItems, masking: Masking) -> Results:

@@ -116,7 +116,7 @@ inline void locate(const Plan& plan, const Call& call, const Task& task, int kv_
 
 inline void prefetch(const void* row, int64_t bytes) {
 #pragma GCC unroll 8
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(row) + at, 0, 2);
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(row) + at, 0, 3);
 }
 
 constexpr KVFormat plain_format(const float*) { return KV_FLOAT32; }

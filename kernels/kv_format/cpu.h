@@ -11,16 +11,9 @@ constexpr int MAX_HEAD_DIM = 512;
 constexpr int KV_GROUP = 64;
 enum KVFormat : int64_t { KV_FLOAT32, KV_BFLOAT16, KV_FP8, KV_INT8, KV_INT4 };  // as KVFormat.number
 
-typedef uint8_t Bytes __attribute__((vector_size(WIDTH)));
-typedef int8_t SignedBytes __attribute__((vector_size(WIDTH)));
-
 // A row of codes and its scales as numbers of type O. `width` is D; nothing behind the row is read or written.
 struct ReadInt8 {
-    static Vec numbers(const char* codes) {
-        SignedBytes bytes;
-        std::memcpy(&bytes, codes, sizeof bytes);
-        return __builtin_convertvector(__builtin_convertvector(bytes, Ints), Vec);
-    }
+    static Vec numbers(const char* codes) { return to_floats(load_bytes(reinterpret_cast<const int8_t*>(codes))); }
     static Vec factor(const float* scales) { return splat(scales[0]); }
 };
 
@@ -36,9 +29,7 @@ struct ReadFloat8 {
     static Vec factor(const float* scales) { return splat(scales[0] * 256.0f); }
 #else
     static Vec numbers(const char* codes) {
-        Bytes bytes;
-        std::memcpy(&bytes, codes, sizeof bytes);
-        const Words wide = __builtin_convertvector(bytes, Words);
+        const Words wide = (Words)load_bytes(reinterpret_cast<const uint8_t*>(codes));
         const Words size = (wide & 0x7f) << 20, sign = (wide & 0x80) << 24;
         const Vec normal = (Vec)(size + (120u << 23));
         const Vec subnormal = (Vec)(size + (121u << 23)) - splat(0.015625f);
@@ -67,24 +58,23 @@ struct ReadInt4 {
     template <class O>
     static BATCHGEN_INLINE void row(const char* codes, const float* scales, int width, O* out) {
         const int half = (width + 1) / 2, groups = (width + KV_GROUP - 1) / KV_GROUP;
-        const auto number = [&](Words steps, int element) {
+        const uint8_t* bytes = reinterpret_cast<const uint8_t*>(codes);
+        const auto number = [&](Ints steps, int element) {
             const int group = element / KV_GROUP;
-            return fma(__builtin_convertvector((Ints)steps, Vec), splat(scales[group]), splat(scales[groups + group]));
+            return fma(to_floats(steps), splat(scales[group]), splat(scales[groups + group]));
         };
         if (width % (2 * WIDTH) == 0) {  // no vector reaches into two groups
 #pragma GCC unroll 4
             for (int at = 0; at < half; at += WIDTH) {
-                Bytes bytes;
-                std::memcpy(&bytes, codes + at, sizeof bytes);
-                const Words wide = __builtin_convertvector(bytes, Words);
+                const Ints wide = load_bytes(bytes + at);
                 store(out + at, number(wide & 15, at));
                 store(out + half + at, number(wide >> 4, half + at));
             }
             return;
         }
         for (int element = 0; element < width; ++element) {
-            const uint8_t byte = uint8_t(codes[element < half ? element : element - half]);
-            const Vec one = number(Words{} + uint32_t(element < half ? byte & 15 : byte >> 4), element);
+            const int32_t byte = bytes[element < half ? element : element - half];
+            const Vec one = number(Ints{} + (element < half ? byte & 15 : byte >> 4), element);
             store_part(out + element, one, 1);
         }
     }

@@ -45,6 +45,42 @@ inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
 
 inline Vec widen(Halves h) { return (Vec)(__builtin_convertvector(h, Words) << 16); }
 
+// WIDTH bytes as whole numbers.
+inline Ints load_bytes(const uint8_t* p) {
+#if defined(__AVX512F__)
+    return (Ints)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(__AVX2__)
+    return (Ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+#else
+    Ints v;
+    for (int lane = 0; lane < WIDTH; ++lane) v[lane] = p[lane];
+    return v;
+#endif
+}
+
+inline Ints load_bytes(const int8_t* p) {
+#if defined(__AVX512F__)
+    return (Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(__AVX2__)
+    return (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+#else
+    Ints v;
+    for (int lane = 0; lane < WIDTH; ++lane) v[lane] = p[lane];
+    return v;
+#endif
+}
+
+// The lowest bytes of whole numbers.
+inline void store_bytes(uint8_t* p, Ints v) {
+#if defined(__AVX512F__)
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8((__m512i)v));
+#else
+    for (int lane = 0; lane < WIDTH; ++lane) p[lane] = uint8_t(v[lane]);
+#endif
+}
+
+inline Vec to_floats(Ints v) { return __builtin_convertvector(v, Vec); }
+
 inline Vec load(const bfloat16* p) {
     Halves h;
     std::memcpy(&h, p, sizeof h);

@@ -52,6 +52,13 @@ inline Vec clip(Vec x, float low, float high) { return -larger(splat(-high), -la
 // The nearest whole number, ties to even; |x| is small.
 inline Ints whole(Vec x) { return (Ints)(x + splat(SHIFTER)) - (Ints)splat(SHIFTER); }
 
+// The first `count` of WIDTH codes.
+inline void put_bytes(void* to, Ints codes, int count) {
+    uint8_t bytes[WIDTH];
+    store_bytes(bytes, codes);
+    std::memcpy(to, bytes, std::min(WIDTH, count));
+}
+
 struct WriteInt8 {
     static constexpr float HIGHEST = 127;
     static Ints codes(Vec x) { return whole(x); }
@@ -77,8 +84,7 @@ void write_scaled(const float* x, int width, char* codes, float* scales) {
     }
     for (int at = 0; at < width; at += WIDTH) {  // x is padded to whole vectors
         const Vec steps = clip(load(x + at) * splat(made.factor), -Format::HIGHEST, Format::HIGHEST);
-        const SignedBytes bytes = __builtin_convertvector(Format::codes(steps), SignedBytes);
-        std::memcpy(codes + at, &bytes, std::min(WIDTH, width - at));
+        put_bytes(codes + at, Format::codes(steps), width - at);
     }
 }
 
@@ -95,8 +101,7 @@ void write_group(const float* x, int count, uint8_t* steps, float* scale, float*
     *scale = made.scale;
     for (int at = 0; at < count; at += WIDTH) {
         const Vec inside = clip(load(x + at), -LARGEST, LARGEST) - splat(*least);
-        const Bytes bytes = __builtin_convertvector(whole(clip(inside * splat(made.factor), 0, 15)), Bytes);
-        std::memcpy(steps + at, &bytes, std::min(WIDTH, count - at));
+        put_bytes(steps + at, whole(clip(inside * splat(made.factor), 0, 15)), count - at);
     }
 }
 

@@ -79,7 +79,7 @@ def line(kernels: Kernels, part: str, rows: int, least: float) -> str:
 def main(threads: int | None, least: float) -> None:
     if threads:
         torch.set_num_threads(threads)
-    source = torch.zeros(2**28, dtype=torch.uint8)
+    source = torch.ones(2**28, dtype=torch.uint8)
     read = 2**28 / seconds(lambda: source.view(torch.int64).sum(), least) / 1e9
     click.echo(f"{torch.get_num_threads()} threads; memory read at {read:.0f} GB/s; GOP/s:\n")
     click.echo(f"| linear | rows | torch bf16 | torch _int_mm | {' | '.join(FORMS)} |")

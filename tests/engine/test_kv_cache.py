@@ -12,6 +12,7 @@ from batchgen.engine import Engine, Request, Sampling, kv
 from batchgen.engine.accuracy import Candidate, compare
 from batchgen.engine.checkpoint import open_checkpoint
 from batchgen.engine.decoder import load_decoder
+from batchgen.kernels import kv_format
 
 CPU = torch.device("cpu")
 FORMATS = ("float32", "bfloat16", "fp8", "int8", "int4")
@@ -139,3 +140,11 @@ def test_predictions_stay_close_to_those_over_float32(answers, kv_cache, dtype):
     result = compare(plain, rounded, [tiny.random_prompt(120, seed=3), tiny.random_prompt(9, seed=4)], 300)
     assert result.divergence <= DIVERGENCE[kv_cache]
     assert result.divergence > DIVERGENCE[kv_cache] / 10 or kv_cache in ("float32", "bfloat16")
+
+
+def test_pages_start_at_a_cache_line():
+    for width in (16, 24, 64):
+        shape = kv.KVShape(2, 3, width, kv_format.FORMATS["int8"])
+        pages = kv.KVPages(shape, 7, 8, CPU)
+        first = pages.layer(0).keys
+        assert (first.codes.data_ptr() % 64, first.scales.data_ptr() % 64) == (0, 0)
