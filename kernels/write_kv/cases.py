@@ -65,7 +65,7 @@ def _varied(vectors: Tensor) -> Tensor:
     scales = torch.logspace(-20, 20, vectors[..., 0].numel()).view(vectors.shape[:-1]).to(vectors.dtype)
     vectors = vectors * scales.unsqueeze(-1)
     for index, made in enumerate((0.0, 7.25, 1e-38, 3e38, torch.nan, -torch.inf)):
-        vectors.view(-1, vectors.shape[-1])[index + 2 :: 11, : 1 if made > 1e30 else None] = made
+        vectors.view(-1, vectors.shape[-1])[index + 2 :: 11, : None if abs(made) < 1e30 else 1] = made
     return vectors
 
 
