@@ -72,7 +72,7 @@ def _decode_symmetric(codes: Tensor, scales: Tensor, head_dim: int) -> Tensor:
 def _encode_int4(vectors: Tensor) -> tuple[Tensor, Tensor]:
     head_dim = vectors.shape[-1]
     parts, scales, leasts = [], [], []
-    for group in vectors.split(GROUP, -1):
+    for group in torch.split(vectors, GROUP, -1):
         finite = group.isfinite().all(-1, keepdim=True)
         inside = group.clamp(-LARGEST, LARGEST)
         least = torch.where(finite, inside.amin(-1, keepdim=True), torch.nan)
