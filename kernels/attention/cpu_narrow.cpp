@@ -1,6 +1,6 @@
 // Attention of one or a few (query, head) lanes over a run of keys: every key is read once, in place, for all lanes.
-// A vector holds neighbouring numbers of one key. The next tile, at last the first one of the next task, is fetched row
-// by row while this one is worked on, so that memory never rests.
+// A vector holds neighbouring numbers of one key. What comes next, at last the first keys of the next task, is fetched
+// row by row meanwhile, so that memory seldom rests.
 #include <algorithm>
 #include <memory>
 
@@ -264,20 +264,21 @@ struct Extent {
     }
 };
 
-// FIXED is the width where it is known when compiling, else 0.
+// FIXED is the width where it is known when compiling, else 0. Values are fetched while keys are worked on, the next
+// keys while values are: so what waits in the first cache is one tile and not two.
 template <class Kind, int N, int FIXED>
 void attend_tile(Scratch& s, const Call& call, const Tile& tile, const Tile& next, int first, const Scoring& scoring) {
     const int width = FIXED ? FIXED : int(call.head_dim), keys = (tile.count + WIDTH - 1) / WIDTH * WIDTH;
-    Rows<typename Kind::Operand> rows;
-    rows.template read<FIXED>(call.keys, tile, next, width, Room::mine().keys);
+    Rows<typename Kind::Operand> key, value;
+    key.template read<FIXED>(call.keys, tile, next, width, Room::mine().keys);
+    value.template read<FIXED>(call.values, tile, next, width, Room::mine().values);
     for (int at = 0; at < keys; at += WIDTH) {
         Vec scores[N];
-        Kind::template score<N>(s, rows.now + at, rows.ahead + at, width, scores);
+        Kind::template score<N>(s, key.now + at, value.now + at, width, scores);
         for (int n = 0; n < N; ++n) store(s.scores[n] + at, scores[n]);
     }
     for (int n = 0; n < N; ++n) soften<Kind>(s, n, first, keys, scoring);
-    rows.template read<FIXED>(call.values, tile, next, width, Room::mine().values);
-    Kind::template gather<N>(s, rows.now, rows.ahead, keys, width);
+    Kind::template gather<N>(s, value.now, key.ahead, keys, width);
 }
 
 template <class Kind, int N, int FIXED, class Q>
