@@ -129,12 +129,12 @@ def _reader(directory: Path, config: dict[str, Any]) -> "WeightReader":
 
 
 def _packed(reader: "WeightReader", packing: Scheme, directory: Path) -> "WeightReader":
-    from .weights.packed_checkpoint import PackedReader
+    from .weights.packed_checkpoint import unpacked_reader
     from .weights.safetensors import SafetensorsReader
 
     if not isinstance(reader, SafetensorsReader):
         raise ModelError(f"model.path: {directory} has {packing.method} weights in a pickle; convert it to safetensors")
-    return PackedReader(reader, packing)
+    return unpacked_reader(reader, packing)
 
 
 def _safetensors(path: Path) -> "WeightReader":

@@ -60,13 +60,9 @@ class ModelSettings(Section):
     weights: Literal["auto", "native", "int8", "int4", "fp8"] = Field(
         "auto",
         description="number format of weights; native: the checkpoint's values in dtype, int8 and int4: whole numbers "
-        "with 8-bit activations (int4 keeps the codes of 4-bit checkpoints), auto: native",
+        "with 8-bit activations (int4 keeps the codes of 4-bit checkpoints), fp8: 8-bit floats with activations in "
+        "bfloat16, auto: native",
     )
-
-    @field_validator("weights")
-    @classmethod
-    def _weights_exist(cls, value: str) -> str:
-        return _refuse_later(value, ("fp8",), "use auto, native, int8 or int4")
 
 
 class GenerationSettings(Section):

@@ -205,7 +205,7 @@ def push(output: str, repo: str, **options: Any) -> int:
 @click.option(
     "--text", required=True, type=click.Path(path_type=Path), help="A UTF-8 text like the one the model will write."
 )
-@click.option("--weights", default="native,int8,int4", show_default=True, help="Weight formats to measure.")
+@click.option("--weights", default="native,int8,int4,fp8", show_default=True, help="Weight formats to measure.")
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16"]),
@@ -234,9 +234,9 @@ def evaluate(model: str, text: Path, weights: str, as_json: bool, **options: Any
     from .command_eval import evaluate as measure
 
     chosen = EvalOptions(weights=tuple(word.strip() for word in weights.split(",")), **options)
-    unknown = [word for word in chosen.weights if word not in ("native", "int8", "int4")]
+    unknown = [word for word in chosen.weights if word not in ("native", "int8", "int4", "fp8")]
     if unknown:
-        raise UsageError(f"--weights: knows native, int8 and int4, got {unknown[0]!r}")
+        raise UsageError(f"--weights: knows native, int8, int4 and fp8, got {unknown[0]!r}")
     records = measure(model, text, chosen)
     click.echo(dump_evaluation(records) if as_json else describe_evaluation(records, chosen))
     return 0

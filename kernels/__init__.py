@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from .attention import AttentionItems, Masking
     from .kv_format import LayerPages
+    from .linear_fp8 import Fp8Weight
     from .linear_int4 import Int4Weight
     from .linear_int8 import Int8Weight
     from .sampling import Filters, Penalties
@@ -41,6 +42,11 @@ class Kernels(Protocol):
         """The same for `linear_int4`."""
 
     def linear_int4(self, x: "Tensor", weight: Any, bias: "Tensor | None", dtype: "torch.dtype") -> "Tensor": ...
+
+    def pack_fp8(self, weight: "Fp8Weight") -> Any:
+        """The same for `linear_fp8`."""
+
+    def linear_fp8(self, x: "Tensor", weight: Any, bias: "Tensor | None", dtype: "torch.dtype") -> "Tensor": ...
 
     def write_kv(self, key: "Tensor", value: "Tensor", slots: "Tensor", pages: "LayerPages") -> None: ...
 

@@ -4,6 +4,7 @@ from .attention import cases as attention
 from .attention import format_cases as attention_formats
 from .case import Op
 from .linear import cases as linear
+from .linear_fp8 import cases as linear_fp8
 from .linear_int4 import cases as linear_int4
 from .linear_int8 import cases as linear_int8
 from .rms_norm import cases as rms_norm
@@ -19,6 +20,7 @@ OPS: tuple[Op, ...] = (
     linear.OP,
     linear_int8.OP,
     linear_int4.OP,
+    linear_fp8.OP,
     write_kv.OP,
     write_kv.FORMATS_OP,
     attention.OP,
@@ -32,4 +34,5 @@ LARGE: tuple[Op, ...] = (
     sampling.LARGE_SAMPLE,
     linear_int8.SPEED,
     linear_int4.SPEED,
+    linear_fp8.SPEED,
 )

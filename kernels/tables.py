@@ -14,6 +14,10 @@ from .attention import native as native_attention
 from .attention.reference import attention, plan_attention
 from .kv_format import LayerPages
 from .linear.reference import linear
+from .linear_fp8 import Fp8Weight, check_group
+from .linear_fp8 import native as native_fp8
+from .linear_fp8.native import Fp8Panels
+from .linear_fp8.reference import linear_fp8
 from .linear_int4 import Int4Weight
 from .linear_int4.reference import linear_int4
 from .linear_int8 import Int8Weight
@@ -65,6 +69,13 @@ class ReferenceKernels:
 
     def linear_int4(self, x: Tensor, weight: Any, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         return linear_int4(x, weight, bias, dtype)
+
+    def pack_fp8(self, weight: Fp8Weight) -> Any:
+        check_group(weight.group, weight.shape[1])
+        return weight
+
+    def linear_fp8(self, x: Tensor, weight: Any, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        return linear_fp8(x, weight, bias, dtype)
 
     def write_kv(self, key: Tensor, value: Tensor, slots: Tensor, pages: LayerPages) -> None:
         write_kv(key, value, slots, pages)
@@ -130,6 +141,12 @@ class NativeKernels(ReferenceKernels):
 
     def linear_int4(self, x: Tensor, weight: Panels, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         return native_panels.linear(self._library, x, weight, bias, dtype)
+
+    def pack_fp8(self, weight: Fp8Weight) -> Fp8Panels:
+        return native_fp8.pack_fp8(weight)
+
+    def linear_fp8(self, x: Tensor, weight: Fp8Panels, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        return native_fp8.linear(self._library, x, weight, bias, dtype)
 
 
 @cache

@@ -25,4 +25,5 @@ BLOCK_TYPES: dict[int, BlockType] = {
     12: BlockType("Q4_K", 256, 144),
     14: BlockType("Q6_K", 256, 210),
     30: BlockType("BF16", 1, 2),
+    39: BlockType("MXFP4", 32, 17),
 }

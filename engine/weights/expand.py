@@ -95,6 +95,27 @@ def q4_k_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
     return scales.float(), minima.float()
 
 
+# Twice what the 16 codes of a 4-bit float (e2m1) stand for.
+FP4_DOUBLED = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)
+
+
+def _mxfp4(blocks: Tensor) -> Tensor:
+    codes = torch.cat([blocks[:, 1:] & 15, blocks[:, 1:] >> 4], dim=-1)
+    return FP4_DOUBLED[codes.long()].float().mul_(mxfp4_half_scale(blocks))
+
+
+def mxfp4_half_scale(blocks: Tensor) -> Tensor:
+    """Half of 2^(s-127) for the byte s of every block, [blocks, 1] float32."""
+    return powers_of_two(blocks[:, :1]) * 0.5
+
+
+def powers_of_two(exponents: Tensor) -> Tensor:
+    """2^(s-127) for bytes s, float32; NaN for 255."""
+    bits = exponents.int() << 23
+    bits = bits.where(exponents != 0, torch.tensor(0x00400000, dtype=torch.int32))
+    return bits.where(exponents != 255, torch.tensor(0x7FC00000, dtype=torch.int32)).view(torch.float32)
+
+
 def _plain(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     return lambda blocks: blocks.view(dtype).float()
 
@@ -108,4 +129,5 @@ _EXPAND: dict[str, Callable[[Tensor], Tensor]] = {
     "Q8_0": _q8_0,
     "Q4_K": _q4_k,
     "Q6_K": _q6_k,
+    "MXFP4": _mxfp4,
 }

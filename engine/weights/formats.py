@@ -1,4 +1,4 @@
-"""How linears are held: expanded to the compute dtype, or as whole numbers of 8 or 4 bits with scales.
+"""How linears are held: expanded to the compute dtype, or in 8 or 4 bits with scales.
 
 Knows what a checkpoint's tensor becomes in each format and which projections may be fused; not where tensors lie.
 """
@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from batchgen.kernels import Kernels
+from batchgen.kernels.linear_fp8 import Fp8Weight
 from batchgen.kernels.linear_int8 import Int8Weight
 
 from ..linear import DenseFormat, Linear, QuantisedLinear, SideBySide, WeightFormat
 from ..spec import ModelError
 from .expand import slices
-from .quantise import RoundingError, to_int4, to_int8
+from .quantise import RoundingError, to_fp8, to_int4, to_int8
 from .repack import QuantisedWeight, Stored, stacked
 from .tensors import TensorSource
 
@@ -47,7 +48,17 @@ def int4_weight(source: TensorSource, part: str, rounding: RoundingError) -> Sto
     return _rounded(source, part, rounding, to_int4)
 
 
-QUANTISED: dict[str, Quantise] = {"int8": int8_weight, "int4": int4_weight}
+def fp8_weight(source: TensorSource, part: str, rounding: RoundingError) -> Stored:
+    """8-bit floats as they are, any other head in whole numbers, anything else rounded, one scale for each output."""
+    stored = source.quantised()
+    if stored is not None and isinstance(stored.weight, Fp8Weight):
+        return stored
+    if part == HEAD:
+        return int8_weight(source, part, rounding)
+    return _rounded(source, part, rounding, to_fp8)
+
+
+QUANTISED: dict[str, Quantise] = {"int8": int8_weight, "int4": int4_weight, "fp8": fp8_weight}
 
 
 def weight_format(name: str, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> WeightFormat:
@@ -70,7 +81,7 @@ def _rounded(
 
 @dataclass(frozen=True, slots=True)
 class QuantisedFormat:
-    """Whole numbers of 8 or 4 bits; `quantise` says what each tensor becomes."""
+    """Numbers of 8 or 4 bits; `quantise` says what each tensor becomes."""
 
     kernels: Kernels
     dtype: torch.dtype
@@ -129,6 +140,8 @@ class QuantisedBuilder:
         result = torch.float32 if self._part == HEAD else dtype
         if isinstance(weight, Int8Weight):
             return QuantisedLinear(kernels.linear_int8, kernels.pack_int8(weight), bias, order, dtype, result)
+        if isinstance(weight, Fp8Weight):
+            return QuantisedLinear(kernels.linear_fp8, kernels.pack_fp8(weight), bias, order, dtype, result)
         return QuantisedLinear(kernels.linear_int4, kernels.pack_int4(weight), bias, order, dtype, result)
 
 

@@ -80,7 +80,8 @@ def load_parts(reader: WeightReader, plan: WeightPlan, tied: bool, target: Targe
     places = dict(plan.places)
     if tied and HEAD not in shapes:
         del places[HEAD]
-    check_names(places, plan, shapes)
+    idle = _zero_biases(reader, shapes, plan)
+    check_names(places, plan, {name: shape for name, shape in shapes.items() if name not in idle})
     if tied and HEAD in shapes and _head_repeats_embedding(reader):
         del places[HEAD]
     if HEAD not in places:
@@ -89,6 +90,12 @@ def load_parts(reader: WeightReader, plan: WeightPlan, tied: bool, target: Targe
     for name, source in reader.tensors(places):
         parts.put(places[name], source)
     return parts, HEAD not in places
+
+
+def _zero_biases(reader: WeightReader, shapes: Mapping[str, tuple[int, ...]], plan: WeightPlan) -> set[str]:
+    """Biases a model has no place for and that are zero: some writers of packed weights add them to every linear."""
+    extra = {name for name in shapes if name.endswith("_proj.bias") and name not in plan.places}
+    return {name for name, source in reader.tensors(extra) if not source.dequantise(torch.float32).any()}
 
 
 def check_names(places: Mapping[str, Place], plan: WeightPlan, shapes: Mapping[str, tuple[int, ...]]) -> None:

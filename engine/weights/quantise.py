@@ -1,4 +1,5 @@
-"""Float weights to whole numbers at load: 8 bits for each output, or 4 bits for each group with a search for its range.
+"""Float weights to fewer bits: 8-bit whole numbers or floats for each output, or 4 bits for each group with a search
+for its range.
 
 Knows rounding and the error it adds; not which layers it serves.
 """
@@ -8,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from batchgen.kernels.linear_fp8 import LARGEST, Fp8Weight
 from batchgen.kernels.linear_int4 import Int4Weight, packed
 from batchgen.kernels.linear_int8 import Int8Weight
 
@@ -46,6 +48,13 @@ def to_int8(values: Tensor) -> Int8Weight:
     scale = values.abs().amax(1, keepdim=True) / 127
     divisor = scale.where(scale > 0, torch.ones(()))
     return Int8Weight(_nearest(values / divisor).to(torch.int8), scale, None, values.shape[1])
+
+
+def to_fp8(values: Tensor) -> Fp8Weight:
+    """values [O, H] float32 -> one scale for each output, the largest e4m3 at its largest weight."""
+    scale = values.abs().amax(1, keepdim=True) / LARGEST
+    divisor = scale.where(scale > 0, torch.ones(()))
+    return Fp8Weight((values / divisor).to(torch.float8_e4m3fn), scale, values.shape[1])
 
 
 def to_int4(values: Tensor) -> Int4Weight:

@@ -1,4 +1,4 @@
-"""Packed blocks to whole numbers with scales, exactly: 4-bit blocks as `Int4Weight`, others as `Int8Weight`.
+"""Packed blocks to whole numbers with scales, exactly: 4-bit whole numbers as `Int4Weight`, others as `Int8Weight`.
 
 Knows the byte layout of each block type (models.md §7) and nothing of rounding: the values equal those of `expand.py`
 bit for bit. Scale and minimum stay float16 where both are exact in it.
@@ -12,13 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from batchgen.kernels.linear_fp8 import Fp8Weight
 from batchgen.kernels.linear_int4 import Int4Weight, packed
 from batchgen.kernels.linear_int8 import Int8Weight
 
 from .blocks import BlockType
-from .expand import blocks_of, half, q4_k_scales, q6_k_codes, q6_k_scales, slices
+from .expand import FP4_DOUBLED, blocks_of, half, mxfp4_half_scale, q4_k_scales, q6_k_codes, q6_k_scales, slices
 
-QuantisedWeight = Int4Weight | Int8Weight
+QuantisedWeight = Int4Weight | Int8Weight | Fp8Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,8 @@ def stacked(weights: Sequence[QuantisedWeight]) -> QuantisedWeight:
         return first
     q = torch.cat([weight.q for weight in weights])
     scale = _joined([weight.scale for weight in weights])
+    if isinstance(first, Fp8Weight):
+        return Fp8Weight(q, scale, first.group)
     minima = [weight.minimum for weight in weights if weight.minimum is not None]
     if isinstance(first, Int4Weight):
         return Int4Weight(q, scale, _joined(minima, scale.dtype), first.group)
@@ -103,10 +106,18 @@ def _q6_k(blocks: Tensor, rows: int) -> Int8Weight:
     return Int8Weight(codes, scale, None, 16)
 
 
+def _mxfp4(blocks: Tensor, rows: int) -> Int8Weight:
+    """Twice the value of every code is whole."""
+    codes = FP4_DOUBLED[_nibbles(blocks[:, 1:]).long()].view(rows, -1)
+    scale, _ = in_half(mxfp4_half_scale(blocks).view(rows, -1), None)
+    return Int8Weight(codes, scale, None, 32)
+
+
 _REPACK: dict[str, Callable[[Tensor, int], QuantisedWeight]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
     "Q4_K": _q4_k,
     "Q8_0": _q8_0,
     "Q6_K": _q6_k,
+    "MXFP4": _mxfp4,
 }

@@ -13,7 +13,8 @@ from .tensors import DenseTensor, TensorSource
 if TYPE_CHECKING:
     from torch import Tensor
 
-_WHOLE = {"I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64", "U8": "uint8"}
+_PACKED = {"I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64", "U8": "uint8"}
+_PACKED |= {"F8_E4M3": "float8_e4m3fn", "F8_E8M0": "uint8"}  # the latter as its exponent bits
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _MAX_HEADER = 100_000_000
 
@@ -96,7 +97,7 @@ def _entry(info: dict[str, object], data: int) -> _Entry:
 def _plain(path: Path, name: str, entry: _Entry, data: bytearray) -> "Tensor":
     import torch
 
-    known = _DTYPES | _WHOLE
+    known = _DTYPES | _PACKED
     if entry.dtype not in known:
         raise ModelError(f"{path}: tensor {name} has the number type {entry.dtype}, which is not supported")
     return torch.frombuffer(data, dtype=getattr(torch, known[entry.dtype])).view(entry.shape)

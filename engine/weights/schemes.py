@@ -9,18 +9,23 @@ from typing import Any
 
 from ..spec import ModelError
 
-METHODS = ("gptq", "awq", "compressed-tensors")
+METHODS = ("gptq", "awq", "compressed-tensors", "fp8")
+PLAIN = "plain"  # nothing is packed: only the KV cache was meant to be
 _FIELDS = ("quantization_config", "compression_config")
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """`method`: gptq, gptq_v2, awq, pack-quantized or int-quantized. `group`: inputs of a scale, -1 for all of them."""
+    """`method`: gptq, gptq_v2, awq, pack-, int- or float-quantized, fp8, or plain.
+
+    `group`: inputs of a scale, -1 for all of them; `block`: outputs and inputs of a scale, where it is for blocks.
+    """
 
     method: str
     bits: int
     group: int
     symmetric: bool
+    block: tuple[int, int] | None = None
 
 
 def scheme(config: Mapping[str, Any]) -> Scheme | None:
@@ -80,19 +85,58 @@ def _awq(settings: Mapping[str, Any], field: str) -> Scheme:
 
 
 def _compressed(settings: Mapping[str, Any], field: str) -> Scheme:
-    for name in ("transform_config", "sparsity_config", "kv_cache_scheme"):
+    for name in ("transform_config", "sparsity_config"):
         if settings.get(name) and settings[name].get("format") != "dense":
             raise _refuse(field, name, settings[name])
     groups = list((settings.get("config_groups") or {}).values())
-    if len(groups) != 1:
+    if not groups and settings.get("kv_cache_scheme"):
+        return Scheme(PLAIN, 16, -1, True)
+    kinds = [(group.get("format") or settings.get("format"), group.get("weights") or {}) for group in groups]
+    if not kinds or any(kind != kinds[0] for kind in kinds):
         raise _refuse(field, "config_groups", f"{len(groups)} groups")
-    layout = groups[0].get("format") or settings.get("format")
-    weights = groups[0].get("weights") or {}
-    if layout not in _COMPRESSED_BITS or weights.get("type", "int") != "int":
+    layout, weights = kinds[0]
+    if layout not in _COMPRESSED or weights.get("type", "int") != _COMPRESSED[layout].type:
         raise _refuse(field, "format", layout)
-    bits = _bits(weights, f"{field}.weights", "num_bits", _COMPRESSED_BITS[layout])
+    bits = _bits(weights, f"{field}.weights", "num_bits", _COMPRESSED[layout].bits)
+    if any((group.get("input_activations") or {}).get("symmetric") is False for group in groups):
+        raise _refuse(field, "input_activations.symmetric", False)
+    if layout == "float-quantized":
+        return Scheme(layout, bits, -1, True, _compressed_block(weights, f"{field}.weights"))
     return Scheme(layout, bits, _group(weights, field), bool(weights.get("symmetric", True)))
 
 
-_COMPRESSED_BITS = {"pack-quantized": (4,), "int-quantized": (8,)}
-_PARSE = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed}
+def _compressed_block(weights: Mapping[str, Any], field: str) -> tuple[int, int] | None:
+    strategy = weights.get("strategy") or "tensor"
+    if strategy == "group":
+        return 1, _group(weights, field)
+    if strategy not in ("tensor", "channel", "block"):
+        raise _refuse(field, "strategy", strategy)
+    return _block(weights, field, "block_structure") if strategy == "block" else None
+
+
+def _block(settings: Mapping[str, Any], field: str, name: str) -> tuple[int, int]:
+    sizes = settings.get(name)
+    if not isinstance(sizes, list) or len(sizes) != 2 or any(not isinstance(size, int) or size < 1 for size in sizes):
+        raise _refuse(field, name, sizes)
+    return sizes[0], sizes[1]
+
+
+def _fp8(settings: Mapping[str, Any], field: str) -> Scheme:
+    if settings.get("fmt", "e4m3") != "e4m3":
+        raise _refuse(field, "fmt", settings["fmt"])
+    blocked = settings.get("weight_block_size") is not None
+    return Scheme("fp8", 8, -1, True, _block(settings, field, "weight_block_size") if blocked else None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    type: str
+    bits: tuple[int, ...]
+
+
+_COMPRESSED = {
+    "pack-quantized": _Numbers("int", (4, 8)),
+    "int-quantized": _Numbers("int", (8,)),
+    "float-quantized": _Numbers("float", (8,)),
+}
+_PARSE = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed, "fp8": _fp8}

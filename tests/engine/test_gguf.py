@@ -20,7 +20,7 @@ from batchgen.engine.weights.gguf_checkpoint import unpermute
 from batchgen.engine.weights.tensors import PackedTensor
 
 PROMPT = random_prompt(40, 3)
-PACKED = [Kind.Q4_0, Kind.Q4_1, Kind.Q8_0, Kind.Q6_K, Kind.Q4_K]
+PACKED = [Kind.Q4_0, Kind.Q4_1, Kind.Q8_0, Kind.Q6_K, Kind.Q4_K, Kind.MXFP4]
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
 
 

@@ -143,7 +143,7 @@ BASE = {"model_type": "llama", **SIZES, "num_attention_heads": 4, "max_position_
         ({"model_type": "qwen2", "attention_bias": True}, "attention_bias"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "bits: '3'"),
         ({"quantization_config": {"quant_method": "awq"}}, "w_bit: 'None'"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "'fp8'"),
+        ({"quantization_config": {"quant_method": "quark"}}, "'quark'"),
         ({"quantization_config": {"quant_method": "compressed-tensors"}}, "config_groups: '0 groups'"),
         ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "'bitsandbytes'"),
     ],

@@ -24,12 +24,12 @@ def text(tmp_path: Path) -> Path:
 def test_native_float32_is_its_own_reference(model: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["eval", str(model), "--text", str(text), "--dtype", "float32", "--tokens", "200", "--json"]
     assert invoke(command) == 0
-    native, int8, int4 = json.loads(capsys.readouterr().out)
-    assert [native["weights"], int8["weights"], int4["weights"]] == ["native", "int8", "int4"]
+    native, int8, int4, fp8 = json.loads(capsys.readouterr().out)
+    assert [record["weights"] for record in (native, int8, int4, fp8)] == ["native", "int8", "int4", "fp8"]
     assert native["tokens"] == 199
     assert native["agreement"] == 1
     assert native["divergence"] == pytest.approx(0, abs=1e-9)
-    assert 0 < int8["divergence"] < int4["divergence"]
+    assert 0 < int8["divergence"] < fp8["divergence"] < int4["divergence"]
 
 
 def test_table(model: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,7 +42,7 @@ def test_table(model: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--weights", "int3"], "--weights: knows native, int8 and int4, got 'int3'"),
+        (["--weights", "int3"], "--weights: knows native, int8, int4 and fp8, got 'int3'"),
         (["--text", "nowhere.txt"], "nowhere.txt: not a readable UTF-8 text"),
     ],
 )

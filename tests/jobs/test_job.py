@@ -83,7 +83,6 @@ def test_illegal_values_are_refused_with_their_place(tmp_path: Path, key: str, v
         ("generation.regex", "["),
         ("generation.json_schema", {"type": "object"}),
         ("generation.grammar", "start: /a/"),
-        ("model.weights", "fp8"),
         ("engine.speculation", {"kind": "medusa", "path": "x"}),
         ("output.parse", True),
         ("output.order", "completion"),

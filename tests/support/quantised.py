@@ -14,8 +14,9 @@ class Rounded:
 
     def __init__(self) -> None:
         self._others, reference = kernels.load("cpu"), ReferenceKernels()
-        self.pack_int8, self.pack_int4 = reference.pack_int8, reference.pack_int4
+        self.pack_int8, self.pack_int4, self.pack_fp8 = reference.pack_int8, reference.pack_int4, reference.pack_fp8
         self.linear_int8, self.linear_int4 = reference.linear_int8, reference.linear_int4
+        self.linear_fp8 = reference.linear_fp8
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._others, name)
@@ -26,7 +27,7 @@ class ExactActivations(Rounded):
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear_int8 = self.linear_int4 = self.multiply
+        self.linear_int8 = self.linear_int4 = self.linear_fp8 = self.multiply
 
     def multiply(self, x: torch.Tensor, weight: Any, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
         return functional.linear(x.float(), weight.values(), bias).to(dtype)

@@ -77,6 +77,8 @@ def random_blocks(kind: Kind, rows: int, columns: int, seed: int) -> np.ndarray:
     for start, scale in _SCALES[kind]:
         halves = (scale * generator.uniform(0.5, 1.5, len(blocks))).astype(np.float16)
         blocks[:, start : start + 2] = halves.view(np.uint8).reshape(-1, 2)
+    if kind == Kind.MXFP4:
+        blocks[:, 0] = generator.integers(122, 126, len(blocks))  # the exponent of the scale
     return blocks.reshape(rows, -1)
 
 
@@ -87,6 +89,7 @@ _SCALES: dict[Kind, list[tuple[int, float]]] = {
     Kind.Q8_0: [(0, 0.003)],
     Kind.Q4_K: [(0, 0.0012), (2, 0.009)],
     Kind.Q6_K: [(208, 0.0002)],
+    Kind.MXFP4: [],
 }
 
 

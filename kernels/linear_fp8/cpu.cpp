@@ -1,0 +1,284 @@
+// Products of bfloat16 activations with weights in 8-bit floats (e4m3), which bfloat16 holds exactly. Sums of a group of
+// inputs are floats, scaled once. Knows the panel layout of native.py; the arithmetic is that of the contract.
+#include <algorithm>
+#include <memory>
+
+#include "../native/export.h"
+#include "../native/parallel.h"
+#include "../native/simd.h"
+
+namespace batchgen {
+namespace {
+
+constexpr int OUTPUTS = 16;  // of a panel
+constexpr int PARTS = OUTPUTS / WIDTH;
+constexpr int PAIR = 2 * OUTPUTS;  // numbers of a panel for two inputs
+constexpr int CACHE_LINE = 64;
+constexpr int64_t BLOCK_TOKENS = 192;        // whose activations stay in the cache while the panels pass
+constexpr int64_t LEAST_PARALLEL = 1 << 18;  // products below which waking the threads costs more than it gains
+
+#if defined(__AVX512BF16__)
+constexpr int TILE_TOKENS = 6, TILE_PANELS = 2;
+#elif defined(__AVX2__)
+constexpr int TILE_TOKENS = 3, TILE_PANELS = 1;
+#else
+constexpr int TILE_TOKENS = 1, TILE_PANELS = 1;
+#endif
+
+// A weight and a batch as Python lays them out; the fields stand in the same order in native.py.
+struct Weight {
+    const uint8_t* codes;  // [panels, pairs, 16, 2]
+    const float* scale;    // [panels, groups, 16]
+    int64_t outputs, inputs, groups, group;
+
+    int64_t pairs() const { return (inputs + 1) / 2; }
+    int64_t panels() const { return (outputs + OUTPUTS - 1) / OUTPUTS; }
+};
+
+struct Call {
+    const void* x;
+    const float* bias;  // or null
+    void* out;
+    int64_t tokens, x_stride, out_stride, x_bfloat16, out_bfloat16;
+};
+
+// Memory of this thread, at the start of a cache line, kept from call to call.
+template <int KIND>
+char* room(int64_t bytes) {
+    static thread_local std::unique_ptr<char[]> mine;
+    static thread_local int64_t size = 0;
+    if (bytes > size) mine.reset(new char[(size = bytes) + CACHE_LINE]);
+    return mine.get() + (CACHE_LINE - reinterpret_cast<uintptr_t>(mine.get()) % CACHE_LINE);
+}
+
+// --- two inputs of sixteen outputs -----------------------------------------------------------------------------------
+
+struct Values {
+    Vec part[PARTS];
+};
+
+#if defined(__AVX512BF16__)
+
+struct Pair {
+    __m512i numbers;
+};
+using Two = __m512i;
+
+// An e4m3 moved to the place of a bfloat16 has an exponent that is too small by 120; those without a leading one, whose
+// exponent is zero, are looked up.
+BATCHGEN_INLINE Pair decode(const uint8_t* p) {
+    const __m512i wide = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    const __m512i size = _mm512_slli_epi16(_mm512_and_si512(wide, _mm512_set1_epi16(0x7f)), 4);
+    const __m512i sign = _mm512_slli_epi16(_mm512_and_si512(wide, _mm512_set1_epi16(0x80)), 8);
+    // m * 2^-9 for m = 0 .. 7
+    const __m512i table = _mm512_set4_epi64(0, 0, 0x3c603c403c203c00ll, 0x3bc03b803b000000ll);
+    const __mmask32 small = _mm512_testn_epi16_mask(wide, _mm512_set1_epi16(0x78));
+    const __m512i usual = _mm512_add_epi16(size, _mm512_set1_epi16(120 << 7));
+    return {_mm512_or_si512(_mm512_mask_permutexvar_epi16(usual, small, wide & _mm512_set1_epi16(7), table), sign)};
+}
+
+BATCHGEN_INLINE Pair load_pair(const uint16_t* p) { return {_mm512_loadu_si512(p)}; }
+BATCHGEN_INLINE void store_pair(uint16_t* p, const Pair& pair) { _mm512_storeu_si512(p, pair.numbers); }
+
+BATCHGEN_INLINE Two load_two(const uint16_t* x) {
+    int32_t bits;
+    std::memcpy(&bits, x, 4);
+    return _mm512_set1_epi32(bits);
+}
+
+BATCHGEN_INLINE void dot(Values& sums, const Pair& pair, Two two) {
+    sums.part[0] = (Vec)_mm512_dpbf16_ps((__m512)sums.part[0], (__m512bh)pair.numbers, (__m512bh)two);
+}
+
+#else
+
+struct Pair {
+    Words part[PARTS];  // the first number of an output in the low half
+};
+struct Two {
+    Vec first, second;
+};
+
+// An e4m3 moved to the place of a float has an exponent that is too small by 120; the product mends it for all.
+inline Words widen(Words codes) {
+    const Words number = (Words)((Vec)((codes & 0x7f) << 20) * splat(1.329227995784916e36f));  // 2^120
+    return number | ((codes & 0x80) << 24);
+}
+
+BATCHGEN_INLINE Pair decode(const uint8_t* p) {
+    Pair pair;
+#pragma GCC unroll 8
+    for (int part = 0; part < PARTS; ++part) {
+        Halves both;
+        std::memcpy(&both, p + part * sizeof both, sizeof both);
+        const Words words = __builtin_convertvector(both, Words);
+        pair.part[part] = (widen(words & 0xff) >> 16) | widen(words >> 8);
+    }
+    return pair;
+}
+
+BATCHGEN_INLINE Pair load_pair(const uint16_t* p) {
+    Pair pair;
+    std::memcpy(&pair, p, sizeof pair);
+    return pair;
+}
+
+BATCHGEN_INLINE void store_pair(uint16_t* p, const Pair& pair) { std::memcpy(p, &pair, sizeof pair); }
+
+BATCHGEN_INLINE Two load_two(const uint16_t* x) {
+    return {splat(to_float(bfloat16{x[0]})), splat(to_float(bfloat16{x[1]}))};
+}
+
+BATCHGEN_INLINE void dot(Values& sums, const Pair& pair, const Two& two) {
+#pragma GCC unroll 8
+    for (int part = 0; part < PARTS; ++part) {
+        sums.part[part] = fma((Vec)(pair.part[part] << 16), two.first, sums.part[part]);
+        sums.part[part] = fma((Vec)(pair.part[part] & 0xffff0000), two.second, sums.part[part]);
+    }
+}
+
+#endif
+
+BATCHGEN_INLINE Pair load_pair(const uint8_t* p) { return decode(p); }
+
+// --- a tile: some tokens times some panels ---------------------------------------------------------------------------
+
+template <int T, int P, class Number>
+BATCHGEN_INLINE void add_pairs(Values (&sums)[T][P], const uint16_t* x, int64_t x_stride, const Number* panel,
+                               int64_t stride, int64_t pairs) {
+    for (int64_t pair = 0; pair < pairs; ++pair) {
+        Pair numbers[P];
+#pragma GCC unroll 8
+        for (int p = 0; p < P; ++p) {
+            if constexpr (sizeof(Number) == 1) __builtin_prefetch(panel + (p + P) * stride + pair * PAIR);
+            numbers[p] = load_pair(panel + p * stride + pair * PAIR);
+        }
+#pragma GCC unroll 8
+        for (int t = 0; t < T; ++t) {
+            const Two two = load_two(x + t * x_stride + pair * 2);
+#pragma GCC unroll 8
+            for (int p = 0; p < P; ++p) dot(sums[t][p], numbers[p], two);
+        }
+    }
+}
+
+template <int T, int P, class Out>
+BATCHGEN_INLINE void finish(const Values (&totals)[T][P], const Weight& weight, int64_t first, const Call& call,
+                            int64_t token) {
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) {
+        const int64_t from = first + p * OUTPUTS, count = std::min<int64_t>(OUTPUTS, weight.outputs - from);
+        float bias[OUTPUTS] = {};
+        if (call.bias) std::memcpy(bias, call.bias + from, count * sizeof(float));
+#pragma GCC unroll 8
+        for (int t = 0; t < T; ++t) {
+            Out* out = static_cast<Out*>(call.out) + (token + t) * call.out_stride + from;
+#pragma GCC unroll 8
+            for (int part = 0; part < PARTS; ++part) {
+                const Vec values = totals[t][p].part[part] + load(bias + part * WIDTH);
+                const int64_t left = count - part * WIDTH;
+                if (left >= WIDTH)
+                    store(out + part * WIDTH, values);
+                else if (left > 0)
+                    store_part(out + part * WIDTH, values, int(left));
+            }
+        }
+    }
+}
+
+// `panel`: codes, or the numbers they stand for; `stride` from one panel to the next.
+template <int T, int P, class Out, class Number>
+void tile(const Weight& weight, const Number* panel, int64_t stride, int64_t first, const uint16_t* x, const Call& call,
+          int64_t token) {
+    const int64_t x_stride = weight.pairs() * 2;
+    Values totals[T][P] = {};
+    for (int64_t group = 0; group < weight.groups; ++group) {
+        const int64_t pair = group * weight.group / 2;
+        const int64_t end = group + 1 == weight.groups ? weight.pairs() : (group + 1) * weight.group / 2;
+        Values sums[T][P] = {};
+        add_pairs<T, P>(sums, x + token * x_stride + pair * 2, x_stride, panel + pair * PAIR, stride,
+                        end - pair);
+#pragma GCC unroll 8
+        for (int p = 0; p < P; ++p) {
+            const float* scale = weight.scale + ((first / OUTPUTS + p) * weight.groups + group) * OUTPUTS;
+#pragma GCC unroll 8
+            for (int part = 0; part < PARTS; ++part) {
+                const Vec by = load(scale + part * WIDTH);
+#pragma GCC unroll 8
+                for (int t = 0; t < T; ++t)
+                    totals[t][p].part[part] = fma(sums[t][p].part[part], by, totals[t][p].part[part]);
+            }
+        }
+    }
+    finish<T, P, Out>(totals, weight, first, call, token);
+}
+
+template <int P, class Out, class Number, int T = TILE_TOKENS>
+void tiles(const Weight& weight, const Number* panel, int64_t stride, int64_t first, const uint16_t* x, const Call& call,
+           int64_t token, int64_t end) {
+    for (; token + T <= end; token += T) tile<T, P, Out>(weight, panel, stride, first, x, call, token);
+    if constexpr (T > 1)
+        if (token < end) tiles<P, Out, Number, T - 1>(weight, panel, stride, first, x, call, token, end);
+}
+
+// --- a task: a block of tokens times some panels ---------------------------------------------------------------------
+
+template <int P, class Out>
+void work(const Weight& weight, const uint16_t* x, const Call& call, int64_t panel, int64_t token) {
+    const int64_t end = std::min(token + BLOCK_TOKENS, call.tokens), stride = weight.pairs() * PAIR;
+    const uint8_t* codes = weight.codes + panel * stride;
+    const int64_t first = panel * OUTPUTS;
+    // codes that serve one tile only are decoded on the way, while the next ones arrive from memory
+    if (end - token <= TILE_TOKENS) return tiles<P, Out>(weight, codes, stride, first, x, call, token, end);
+    uint16_t* numbers = reinterpret_cast<uint16_t*>(room<1>(P * stride * 2));
+    for (int64_t at = 0; at < P * stride; at += PAIR) store_pair(numbers + at, decode(codes + at));
+    tiles<P, Out>(weight, const_cast<const uint16_t*>(numbers), stride, first, x, call, token, end);
+}
+
+template <class Out>
+void work(const Weight& weight, const uint16_t* x, const Call& call, int64_t task) {
+    const int64_t columns = (weight.panels() + TILE_PANELS - 1) / TILE_PANELS;
+    const int64_t panel = task % columns * TILE_PANELS, token = task / columns * BLOCK_TOKENS;
+    if (weight.panels() - panel >= TILE_PANELS)
+        work<TILE_PANELS, Out>(weight, x, call, panel, token);
+    else
+        work<1, Out>(weight, x, call, panel, token);
+}
+
+// The activations as bfloat16, an even number of inputs, what is missing zero.
+template <class In>
+void round_all(const Weight& weight, const Call& call, bfloat16* to) {
+    const int64_t inputs = weight.inputs, stride = weight.pairs() * 2;
+    parallel_parts(call.tokens, 1 + 65536 / inputs, [&](int64_t begin, int64_t end) {
+        for (int64_t token = begin; token < end; ++token) {
+            const In* x = static_cast<const In*>(call.x) + token * call.x_stride;
+            bfloat16* row = to + token * stride;
+            row[stride - 1] = {0};
+            int64_t i = 0;
+            for (; i + WIDTH <= inputs; i += WIDTH) store(row + i, load(x + i));
+            if (i < inputs) store_part(row + i, load_part(x + i, int(inputs - i)), int(inputs - i));
+        }
+    });
+}
+
+void multiply(const Weight& weight, const Call& call) {
+    uint16_t* x = reinterpret_cast<uint16_t*>(room<0>(call.tokens * weight.pairs() * 4));
+    bfloat16* rounded = reinterpret_cast<bfloat16*>(x);
+    call.x_bfloat16 ? round_all<bfloat16>(weight, call, rounded) : round_all<float>(weight, call, rounded);
+    const int64_t columns = (weight.panels() + TILE_PANELS - 1) / TILE_PANELS;
+    const int64_t tasks = columns * ((call.tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS);
+    const auto body = [&](int64_t task) {
+        call.out_bfloat16 ? work<bfloat16>(weight, x, call, task) : work<float>(weight, x, call, task);
+    };
+    if (call.tokens * weight.inputs * weight.outputs < LEAST_PARALLEL)
+        for (int64_t task = 0; task < tasks; ++task) body(task);
+    else
+        parallel(tasks, body);
+}
+
+}  // namespace
+}  // namespace batchgen
+
+BATCHGEN_EXPORT void batchgen_linear_fp8(const batchgen::Weight* weight, const batchgen::Call* call) {
+    batchgen::multiply(*weight, *call);
+}
