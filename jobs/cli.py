@@ -243,6 +243,32 @@ def evaluate(model: str, text: Path, weights: str, as_json: bool, **options: Any
 
 
 @cli.command()
+@click.argument("model", metavar="MODEL")
+@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.option(
+    "--weights",
+    type=click.Choice(["int4", "int8", "fp8"]),
+    default="int4",
+    show_default=True,
+    help="Number format of the linear layers; embedding and head stay as they are.",
+)
+@click.option("--group", type=click.IntRange(min=1), help="int4: inputs that share a scale. [default: 128, 64 or 32]")
+@click.option("--revision", help="Branch, tag or commit, for a Hub id.")
+@_debug
+def quantize(model: str, out: Path, weights: str, group: int | None, revision: str | None) -> int:
+    """Write the model into the new directory OUT with its linear layers in 4 or 8 bits (compressed-tensors).
+
+    MODEL is a Hub id, a directory or a .gguf file. `batchgen` and transformers load the result.
+    """
+    from .command_quantize import quantize_model
+
+    if group is not None and weights != "int4":
+        raise UsageError(f"--group: only int4 has groups, {weights} has a scale for each output")
+    click.echo(quantize_model(model, out, weights, group, revision))
+    return 0
+
+
+@cli.command()
 def schema() -> int:
     """Print the JSON Schema of the job file, for editors."""
     import json

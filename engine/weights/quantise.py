@@ -43,18 +43,18 @@ def group_size(inputs: int) -> int:
     return next((size for size in GROUPS if inputs % size == 0), GROUPS[-1])
 
 
-def to_int8(values: Tensor) -> Int8Weight:
-    """values [O, H] float32 -> one scale for each output, 127 at its largest weight."""
-    scale = values.abs().amax(1, keepdim=True) / 127
+def to_int8(values: Tensor, held: torch.dtype = torch.float32) -> Int8Weight:
+    """values [O, H] float32 -> one scale for each output, exact in `held`: 127 at its largest weight."""
+    scale = (values.abs().amax(1, keepdim=True) / 127).to(held).float()
     divisor = scale.where(scale > 0, torch.ones(()))
-    return Int8Weight(_nearest(values / divisor).to(torch.int8), scale, None, values.shape[1])
+    return Int8Weight(_nearest(values / divisor).clamp_(-128, 127).to(torch.int8), scale, None, values.shape[1])
 
 
-def to_fp8(values: Tensor) -> Fp8Weight:
-    """values [O, H] float32 -> one scale for each output, the largest e4m3 at its largest weight."""
-    scale = values.abs().amax(1, keepdim=True) / LARGEST
+def to_fp8(values: Tensor, held: torch.dtype = torch.float32) -> Fp8Weight:
+    """values [O, H] float32 -> one scale for each output, exact in `held`: the largest e4m3 at its largest weight."""
+    scale = (values.abs().amax(1, keepdim=True) / LARGEST).to(held).float()
     divisor = scale.where(scale > 0, torch.ones(()))
-    return Fp8Weight((values / divisor).to(torch.float8_e4m3fn), scale, values.shape[1])
+    return Fp8Weight((values / divisor).clamp_(-LARGEST, LARGEST).to(torch.float8_e4m3fn), scale, values.shape[1])
 
 
 def to_int4(values: Tensor) -> Int4Weight:
@@ -67,6 +67,26 @@ def to_int4(values: Tensor) -> Int4Weight:
     scale, low = in_half(scale, minimum)
     assert low is not None
     return Int4Weight(packed(codes), scale, low, group)
+
+
+def to_symmetric_int4(values: Tensor, group: int, held: torch.dtype) -> tuple[Tensor, Tensor]:
+    """values [O, H] float32, H a multiple of `group` -> codes [O, H] and scale [O, groups], exact in `held`.
+
+    A value is scale * (code - 8). Codes reach further down than up, so a scale has the sign that puts the largest
+    value there; of the ranges tried the least square error.
+    """
+    parts = values.view(len(values), -1, group)
+    low, high = parts.amin(-1, keepdim=True), parts.amax(-1, keepdim=True)
+    extreme = low.where(-low > high, high)
+    best = _symmetric(parts, extreme / -8, held)
+    for share in (8 / 7.5, *RANGES):
+        best = best.or_better(_symmetric(parts, extreme * (share / -8), held))
+    return best.codes.flatten(1), best.scale.squeeze(-1)
+
+
+def _symmetric(values: Tensor, scale: Tensor, held: torch.dtype) -> "_Fit":
+    scale = scale.to(held).float()
+    return _Fit(values, scale, -8 * scale)
 
 
 def _best_range(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -110,7 +130,7 @@ def _as_half(values: Tensor) -> Tensor:
 
 
 def _codes(values: Tensor, scale: Tensor, minimum: Tensor) -> Tensor:
-    divisor = scale.where(scale > 0, torch.ones(()))
+    divisor = scale.where(scale != 0, torch.ones(()))
     return _nearest((values - minimum) / divisor).clamp_(0, 15)
 
 
