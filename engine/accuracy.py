@@ -4,7 +4,7 @@ Knows decoders and token ids; which format is taken because of these numbers is 
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ from .runner import Model
 
 BLOCK_SIZE = 16
 TIE = 0.05  # logits closer than this do not count as a changed choice
-TOKENS_AT_ONCE = 1024  # bounds the logits held: 4 bytes times the vocabulary for each
+TOKENS_AT_ONCE = 1024  # fed at once; and bounds the logits held: 4 bytes times the vocabulary for each
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,22 +55,66 @@ class Candidate:
     kv_shape: KVShape
 
 
-@torch.inference_mode()
-def compare(reference: Candidate, candidate: Candidate, texts: Iterable[Sequence[int]], vocabulary: int) -> Accuracy:
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What a model made of texts: of each the first position computed, the hidden states [n, H] from there on.
+
+    `logits`: the head that reads them. Without it the model itself need not stay in memory.
+    """
+
+    starts: tuple[int, ...]
+    hidden: tuple[Tensor, ...]
+    logits: Callable[[Tensor], Tensor]
+
+
+def compare(reference: Candidate, candidate: Candidate, texts: Sequence[Sequence[int]], vocabulary: int) -> Accuracy:
     """Feeds each text to both and compares what they predict for its every token but the first.
 
     `vocabulary`: ids below it are legal; the others are left out of the distributions. Raises ValueError when no text
     has two tokens.
     """
+    texts = [text for text in texts if len(text) > 1]
+    return difference(trace(reference, texts), trace(candidate, texts), texts, vocabulary)
+
+
+@torch.inference_mode()
+def trace(candidate: Candidate, texts: Sequence[Sequence[int]]) -> Trace:
+    """Feeds texts of two tokens at least to a model, what they share with the first one only once."""
+    choices = [candidate.model.rope_choice(len(text)) for text in texts]
+    starts = tuple(
+        _shared(texts[0], text) if index and choice == choices[0] else 0
+        for index, (text, choice) in enumerate(zip(texts, choices, strict=True))
+    )
+    sizes = [_blocks(len(text)) - start // BLOCK_SIZE for text, start in zip(texts, starts, strict=True)]
+    pages = KVPages(candidate.kv_shape, sum(sizes[:1]) + max(sizes[1:], default=0), BLOCK_SIZE, torch.device("cpu"))
+    tables = [
+        np.concatenate([np.arange(start // BLOCK_SIZE), np.arange(size) + (sizes[0] if index else 0)])
+        for index, (start, size) in enumerate(zip(starts, sizes, strict=True))
+    ]
+    hidden = tuple(
+        torch.cat(list(_pieces(candidate, text, start, table, pages)))
+        for text, start, table in zip(texts, starts, tables, strict=True)
+    )
+    return Trace(starts, hidden, candidate.model.logits)
+
+
+@torch.inference_mode()
+def difference(
+    reference: Trace,
+    candidate: Trace,
+    texts: Sequence[Sequence[int]],
+    vocabulary: int,
+    first: Sequence[int] | None = None,
+) -> Accuracy:
+    """Compares two traces of the same texts. `first`: tokens of a text before this position are not predicted."""
     sums = np.zeros(5)
-    for tokens in texts:
-        if len(tokens) < 2:
-            continue
-        pairs = zip(_logits(reference, tokens), _logits(candidate, tokens), strict=True)
-        for (start, left), (_, right) in pairs:
-            targets = torch.tensor(list(tokens[start + 1 : start + 1 + len(left)]))
-            count = len(targets)
-            sums += _compare_logits(left[:count, :vocabulary], right[:count, :vocabulary], targets)
+    for index, (text, start) in enumerate(zip(texts, reference.starts, strict=True)):
+        begin = max(0, (first[index] if first else 0) - 1 - start)
+        for at in range(begin, len(text) - start - 1, TOKENS_AT_ONCE):
+            rows = slice(at, min(at + TOKENS_AT_ONCE, len(text) - start - 1))
+            targets = torch.tensor(list(text[start + rows.start + 1 : start + rows.stop + 1]))
+            left, right = (trace.logits(trace.hidden[index][rows])[:, :vocabulary] for trace in (reference, candidate))
+            sums += _compare_logits(left, right, targets)
     if not sums[0]:
         raise ValueError("the texts hold no token to predict; give longer ones")
     total, means = int(sums[0]), sums[1:] / sums[0]
@@ -93,26 +137,35 @@ def _compare_logits(left: Tensor, right: Tensor, targets: Tensor) -> np.ndarray:
     return np.array([len(targets), *(float(part.double().sum()) for part in parts)])
 
 
-def _logits(candidate: Candidate, tokens: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-    """Pieces of the text: position of the first token, and the logits [n, V] behind each token of the piece."""
-    num_blocks = -(-len(tokens) // BLOCK_SIZE)
-    pages = KVPages(candidate.kv_shape, num_blocks, BLOCK_SIZE, torch.device("cpu"))
-    for start in range(0, len(tokens), TOKENS_AT_ONCE):
-        piece = tokens[start : start + TOKENS_AT_ONCE]
-        hidden = candidate.model.forward(_batch(candidate, piece, start, len(tokens)), pages)
-        yield start, candidate.model.logits(hidden)
+def _blocks(length: int) -> int:
+    return -(-length // BLOCK_SIZE)
 
 
-def _batch(candidate: Candidate, piece: Sequence[int], start: int, length: int) -> Batch:
-    """A step that feeds one piece of one text and wants logits everywhere; block i holds tokens from i * BLOCK_SIZE."""
+def _shared(first: Sequence[int], text: Sequence[int]) -> int:
+    """Whole blocks of tokens that a text begins with like the first one, and does not end with."""
+    most = min(len(first), len(text) - 2)
+    differing = next((index for index in range(most) if first[index] != text[index]), most)
+    return differing // BLOCK_SIZE * BLOCK_SIZE
+
+
+def _pieces(
+    candidate: Candidate, text: Sequence[int], start: int, table: np.ndarray, pages: KVPages
+) -> Iterator[Tensor]:
+    """Hidden states [n, H] of the text from `start` on, block i of it in page table[i]."""
+    for at in range(start, len(text), TOKENS_AT_ONCE):
+        piece = text[at : at + TOKENS_AT_ONCE]
+        yield candidate.model.forward(_batch(candidate, piece, at, len(text), table), pages)
+
+
+def _batch(candidate: Candidate, piece: Sequence[int], start: int, length: int, table: np.ndarray) -> Batch:
+    """A step that feeds one piece of one text and wants hidden states everywhere."""
     end = start + len(piece)
     positions = np.arange(start, end)
-    num_blocks = -(-end // BLOCK_SIZE)
     items = AttentionItems(
         start=np.array([0]),
         length=np.array([end]),
-        block_offset=np.array([0, num_blocks]),
-        blocks=np.arange(num_blocks),
+        block_offset=np.array([0, _blocks(end)]),
+        blocks=table[: _blocks(end)],
         query_offset=np.array([0, len(piece)]),
         queries=np.arange(len(piece)),
         positions=positions,
@@ -121,7 +174,7 @@ def _batch(candidate: Candidate, piece: Sequence[int], start: int, length: int) 
     return Batch(
         tokens=torch.tensor(list(piece)),
         positions=torch.from_numpy(positions),
-        slots=torch.from_numpy(positions),
+        slots=torch.from_numpy(table[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE),
         rope_choice=torch.full((len(piece),), choice),
         attention=candidate.kernels.plan_attention(items, BLOCK_SIZE),
         sampled=torch.arange(len(piece)),

@@ -6,6 +6,7 @@ R sampled rows, H hidden, Q query heads, K key/value heads, D head width, V voca
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -129,7 +130,15 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] -> [R, V] float32."""
-        return self._head(hidden).float()
+        return _logits(self._head, hidden)
+
+    def head(self) -> Callable[[Tensor], Tensor]:
+        """`logits` that keeps the head in memory and nothing else of the model."""
+        return partial(_logits, self._head)
+
+
+def _logits(head: Linear, hidden: Tensor) -> Tensor:
+    return head(hidden).float()
 
 
 @dataclass(frozen=True, slots=True)

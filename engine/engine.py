@@ -122,7 +122,8 @@ class Engine:
         """Loads the model at `path`: a Hub id, a local directory or a local .gguf file.
 
         `settings` are the keys of the job file's `engine` section: device, memory, kv_cache, block_size,
-        max_batch_tokens, max_sequences, prefix_sharing, speculation. Raises ModelError, in one line, when the model
+        max_batch_tokens, max_sequences, prefix_sharing, speculation. With no rows to measure on, `auto` means native
+        weights and a KV cache in the dtype of computation. Raises ModelError, in one line, when the model
         or the device cannot be used.
         """
         chosen = EngineSettings(**settings)
@@ -136,6 +137,7 @@ class Engine:
         drafting = load_draft_decoders(chosen, model, checkpoint, text, ops)
         engine = cls(model, checkpoint, text, ops, chosen, drafting)
         engine.resolved["weights"] = "native" if weights == "auto" else weights
+        engine.resolved["rounding"] = {kind: round(error, 6) for kind, error in model.rounding.items()}
         return engine
 
     def run(self, requests: Iterable[Request]) -> Iterator[Completion]:

@@ -207,6 +207,9 @@ def push(output: str, repo: str, **options: Any) -> int:
 )
 @click.option("--weights", default="native,int8,int4,fp8", show_default=True, help="Weight formats to measure.")
 @click.option(
+    "--kv", default="fp8,int8,int4", show_default=True, help='KV cache formats, beside native weights; "" for none.'
+)
+@click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16"]),
     default="bfloat16",
@@ -225,7 +228,7 @@ def push(output: str, repo: str, **options: Any) -> int:
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON array instead of a table.")
 @_debug
-def evaluate(model: str, text: Path, weights: str, as_json: bool, **options: Any) -> int:
+def evaluate(model: str, text: Path, weights: str, kv: str, as_json: bool, **options: Any) -> int:
     """Measure what a number format costs in accuracy, beside native weights in the reference dtype.
 
     Both see the same text: perplexity, Kullback-Leibler divergence, and how often the most likely token is the same.
@@ -233,13 +236,22 @@ def evaluate(model: str, text: Path, weights: str, as_json: bool, **options: Any
     from .command_eval import EvalOptions, describe_evaluation, dump_evaluation
     from .command_eval import evaluate as measure
 
-    chosen = EvalOptions(weights=tuple(word.strip() for word in weights.split(",")), **options)
-    unknown = [word for word in chosen.weights if word not in ("native", "int8", "int4", "fp8")]
-    if unknown:
-        raise UsageError(f"--weights: knows native, int8, int4 and fp8, got {unknown[0]!r}")
+    weight_names = _names("--weights", weights, ("native", "int8", "int4", "fp8"))
+    kv_names = _names("--kv", kv, ("float32", "bfloat16", "fp8", "int8", "int4"))
+    if not weight_names + kv_names:
+        raise UsageError("--weights: names no format, and neither does --kv")
+    chosen = EvalOptions(weights=weight_names, kv=kv_names, **options)
     records = measure(model, text, chosen)
     click.echo(dump_evaluation(records) if as_json else describe_evaluation(records, chosen))
     return 0
+
+
+def _names(option: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    names = tuple(word.strip() for word in text.split(",") if word.strip())
+    for name in names:
+        if name not in known:
+            raise UsageError(f"{option}: knows {', '.join(known)}, got {name!r}")
+    return names
 
 
 @cli.command()

@@ -4,11 +4,14 @@ Composed from checkpoint, tokenizer, decoders and their comparison; knows no job
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import JobError, UsageError
+
+if TYPE_CHECKING:
+    from batchgen.engine.accuracy import Accuracy
 
 REFERENCE = "native"
 WINDOW = 512  # tokens of one piece of text: each starts without context, as a row does
@@ -16,54 +19,72 @@ WINDOW = 512  # tokens of one piece of text: each starts without context, as a r
 
 @dataclass(frozen=True)
 class EvalOptions:
-    """The formats to compare with native weights in `reference_dtype`, and on how much text."""
+    """The formats to compare with native weights and plain KV in `reference_dtype`, and on how much text.
+
+    `kv`: formats of the KV cache, each beside native weights in `dtype`.
+    """
 
     weights: tuple[str, ...]
+    kv: tuple[str, ...]
     dtype: str
     reference_dtype: str
     tokens: int
 
 
 def evaluate(model: str, text: Path, options: EvalOptions) -> list[dict[str, Any]]:
-    """One record per weight format. Raises ModelError for a model or format that cannot be loaded, JobError."""
-    import torch
-
+    """One record per format. Raises ModelError for a model or format that cannot be loaded, JobError."""
     from batchgen import kernels
-    from batchgen.engine.accuracy import Candidate, compare
+    from batchgen.engine.accuracy import Candidate, Trace, difference, trace
     from batchgen.engine.checkpoint import open_checkpoint
-    from batchgen.engine.decoder import load_decoder
-    from batchgen.engine.machine import DTYPES, use_granted_cores
-    from batchgen.engine.models import architecture
+    from batchgen.engine.decoder import Decoder, load_decoder
+    from batchgen.engine.machine import DTYPES, resolve_device, use_granted_cores
     from batchgen.engine.tokenizer import load_tokenizer
 
     use_granted_cores()
-    ops = kernels.load("cpu")
+    ops, checkpoint = kernels.load("cpu"), open_checkpoint(model)
     tokenizer = load_tokenizer(model)
-    pieces = _pieces(tokenizer, text, options.tokens)
-    checkpoint = open_checkpoint(model)
+    pieces = [piece for piece in _pieces(tokenizer, text, options.tokens) if len(piece) > 1]
+    if not pieces:
+        raise JobError(f"{text}: the texts hold no token to predict; give longer ones")
 
-    def load(weights: str, dtype: str) -> Candidate:
-        decoder = load_decoder(checkpoint, DTYPES[dtype], torch.device("cpu"), ops, weights)
-        return Candidate(decoder, ops, decoder.kv_shape())
+    def load(weights: str, dtype: str) -> Decoder:
+        return load_decoder(checkpoint, DTYPES[dtype], resolve_device("cpu"), ops, weights)
 
-    reference = load(REFERENCE, options.reference_dtype)
-    vocabulary = min(tokenizer.size, architecture(checkpoint.config).spec(checkpoint.config).vocab_size)
-    records = []
-    for weights in options.weights:
-        try:
-            result = compare(reference, load(weights, options.dtype), pieces, vocabulary)
-        except ValueError as error:
-            raise JobError(f"{text}: {error}") from error
-        figures = {
-            "tokens": result.tokens,
-            "perplexity": result.perplexity,
-            "reference_perplexity": result.reference_perplexity,
-            "perplexity_rise": result.perplexity_rise,
-            "divergence": result.divergence,
-            "agreement": result.agreement,
-        }
-        records.append({"weights": weights, "dtype": options.dtype, **figures})
+    def seen(decoder: Decoder, kv_cache: str) -> Trace:
+        found = trace(Candidate(decoder, ops, decoder.kv_shape(kv_cache)), pieces)
+        return replace(found, logits=decoder.head())
+
+    decoder = load(REFERENCE, options.reference_dtype)
+    vocabulary = min(tokenizer.size, decoder.spec.vocab_size)
+    reference, records = seen(decoder, "auto"), []
+    del decoder
+    for weights, formats in _by_weights(options):
+        decoder = load(weights, options.dtype)
+        for kv_cache in formats:
+            result = difference(reference, seen(decoder, kv_cache), pieces, vocabulary)
+            told = options.dtype if kv_cache == "auto" else kv_cache
+            records.append({"weights": weights, "kv_cache": told, "dtype": options.dtype, **_figures(result)})
+        del decoder
     return records
+
+
+def _by_weights(options: EvalOptions) -> list[tuple[str, list[str]]]:
+    """Each weight format with the KV formats to try beside it, so that none is loaded twice."""
+    formats = {weights: ["auto"] for weights in options.weights}
+    if options.kv:
+        formats.setdefault(REFERENCE, []).extend(options.kv)
+    return list(formats.items())
+
+
+def _figures(result: "Accuracy") -> dict[str, Any]:
+    return {
+        "tokens": result.tokens,
+        "perplexity": result.perplexity,
+        "reference_perplexity": result.reference_perplexity,
+        "perplexity_rise": result.perplexity_rise,
+        "divergence": result.divergence,
+        "agreement": result.agreement,
+    }
 
 
 def _pieces(tokenizer: Any, text: Path, limit: int) -> list[list[int]]:
@@ -82,11 +103,11 @@ def describe_evaluation(records: list[dict[str, Any]], options: EvalOptions) -> 
     lines = [
         f"reference: {REFERENCE} weights, {options.reference_dtype}: perplexity {first['reference_perplexity']:.4f} "
         f"over {first['tokens']} tokens",
-        f"{'weights':8} {'dtype':9} {'perplexity':>10} {'rise':>8} {'KL (nat)':>9} {'same choice':>12}",
+        f"{'weights':8} {'KV cache':9} {'dtype':9} {'perplexity':>10} {'rise':>8} {'KL (nat)':>9} {'same choice':>12}",
     ]
     lines += [
-        f"{record['weights']:8} {record['dtype']:9} {record['perplexity']:10.4f} {record['perplexity_rise']:+8.2%} "
-        f"{record['divergence']:9.5f} {record['agreement']:12.2%}"
+        f"{record['weights']:8} {record['kv_cache']:9} {record['dtype']:9} {record['perplexity']:10.4f} "
+        f"{record['perplexity_rise']:+8.2%} {record['divergence']:9.5f} {record['agreement']:12.2%}"
         for record in records
     ]
     return "\n".join(lines)

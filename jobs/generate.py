@@ -4,7 +4,7 @@ Knows the order in which these parts are made; publishing is not known here.
 """
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -24,6 +24,7 @@ from batchgen.pipeline.rows import Skipped, Source
 from .columns import result_columns
 from .errors import UsageError
 from .finish import journal_schema
+from .formats import first_prompts, settle_formats, with_formats
 from .job import Job
 from .models import LoadedModel, Models
 from .outcomes import SKIPPED, codes_of
@@ -50,7 +51,7 @@ class Generation:
         self._output = output
         self._source = source
         self.sampling, self.origins = resolve_sampling(job, models)
-        tokenizer = models.tokenizer(job)
+        tokenizer = self._tokenizer = models.tokenizer(job)
         require_known_tokens(job, self.sampling, tokenizer.size)
         self.renderer = make_renderer(job, models, self.sampling, tokenizer, output.manifest.template_date)
         require_columns(self.renderer, source.schema)
@@ -62,7 +63,8 @@ class Generation:
 
     def load(self) -> None:
         """Loads the model, and stores in the manifest what this run resolved to."""
-        self.engine = self._models.engine(self._job)
+        self.formats = settle_formats(self._job, self._models, self._output.manifest.formats, self._first_prompts)
+        self.engine = self._models.engine(with_formats(self._job, self.formats))
         eos_ids, results = self.engine.bounds.eos_ids, result_columns(self._job)
         self.encoder = ResultEncoder(self.engine.tokenizer, self.sampling, eos_ids, results=results)
         self._schema = journal_schema(self.encoder.results)
@@ -71,10 +73,17 @@ class Generation:
                 **resolved_settings(self._job, self.sampling, self.origins),
                 "resolved_engine": dict(self.engine.resolved),
             },
+            formats=self.formats,
             model={"path": self._job.model.path, "digest": self._output.manifest.identity["model"]["digest"]},
             tokenizer={"path": self._job.tokenizer_path, "digest": self.engine.tokenizer.digest()},
             versions=installed_versions(),
         )
+
+    def _first_prompts(self) -> Iterable[Sequence[int]]:
+        """By a renderer of their own: this one counts what it renders."""
+        date = self._output.manifest.template_date
+        renderer = make_renderer(self._job, self._models, self.sampling, self._tokenizer, date)
+        return first_prompts(self._source, renderer)
 
     def run(self, todo: NDArray[np.bool_], displays: Sequence[Display], stopping: Callable[[], bool]) -> None:
         """Asks every row where `todo` is true until `stopping`. What has finished when this ends is journaled."""

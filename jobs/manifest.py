@@ -38,6 +38,7 @@ class Manifest:
     schema_version: int = SCHEMA_VERSION
     state: str = "running"
     settings: dict[str, Any] = field(default_factory=dict)
+    formats: dict[str, Any] = field(default_factory=dict)  # of numbers, settled once for all runs
     model: dict[str, Any] = field(default_factory=dict)
     tokenizer: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)

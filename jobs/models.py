@@ -4,8 +4,8 @@ Knows the calls into the engine package; imports torch only when the engine is l
 bring an engine of your own.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from batchgen.engine.checkpoint import Checkpoint, open_checkpoint
 from batchgen.engine.models import architecture
@@ -14,6 +14,9 @@ from batchgen.engine.spec import ModelSpec
 
 from .job import Job
 from .surroundings import config_digest, tokenizer_digest
+
+if TYPE_CHECKING:
+    from batchgen.engine.gate import Choice
 
 
 class LoadedModel(Protocol):
@@ -68,6 +71,21 @@ class Models:
         from batchgen.engine.tokenizer import load_tokenizer
 
         return load_tokenizer(job.tokenizer_path, None if job.model.tokenizer else job.model.revision)
+
+    def formats(self, job: Job, prompts: Callable[[], Iterable[Sequence[int]]]) -> "Choice":
+        """The number formats for a job, measured on token ids of its first rows. Raises ModelError."""
+        from batchgen.engine.choose import choose_formats
+
+        return choose_formats(
+            job.model_path,
+            prompts,
+            revision=job.model.revision,
+            tokenizer=job.tokenizer_path if job.model.tokenizer else None,
+            dtype=job.model.dtype,
+            weights=job.model.weights,
+            kv_cache=job.engine.kv_cache,
+            device=job.engine.device,
+        )
 
     def engine(self, job: Job) -> LoadedModel:
         from batchgen.engine import Engine

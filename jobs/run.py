@@ -20,6 +20,7 @@ from batchgen.pipeline.source import open_source
 from .check import check_columns, check_files, check_model, relevant_columns, require_writable_columns
 from .failure import explain_failure
 from .fingerprint import identity_of
+from .formats import describe_formats
 from .generate import Generation
 from .hook import HookError, make_hook
 from .job import Job
@@ -153,10 +154,16 @@ class Session:
     def _tell(self, generation: Generation) -> None:
         if self.options.log_format == "json":
             resolved = dict(generation.engine.resolved)
-            settings = {"sampling": asdict(generation.sampling), "origins": generation.origins, "engine": resolved}
+            settings = {
+                "sampling": asdict(generation.sampling),
+                "origins": generation.origins,
+                "engine": resolved,
+                "formats": generation.formats,
+            }
             print(json.dumps({"event": "settings", **settings}), file=sys.stderr)
         else:
-            print(describe_engine(generation.engine.resolved), file=sys.stderr)
+            for line in [*describe_formats(generation.formats), describe_engine(generation.engine.resolved)]:
+                print(line, file=sys.stderr)
             print(describe_sampling(generation.sampling, generation.origins), file=sys.stderr)
 
     def announce(self, exit_code: int, error: str | None = None) -> str | None:

@@ -24,25 +24,37 @@ def text(tmp_path: Path) -> Path:
 def test_native_float32_is_its_own_reference(model: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["eval", str(model), "--text", str(text), "--dtype", "float32", "--tokens", "200", "--json"]
     assert invoke(command) == 0
-    native, int8, int4, fp8 = json.loads(capsys.readouterr().out)
+    native, *kv, int8, int4, fp8 = json.loads(capsys.readouterr().out)
     assert [record["weights"] for record in (native, int8, int4, fp8)] == ["native", "int8", "int4", "fp8"]
     assert native["tokens"] == 199
     assert native["agreement"] == 1
     assert native["divergence"] == pytest.approx(0, abs=1e-9)
+    assert [record["kv_cache"] for record in kv] == ["fp8", "int8", "int4"]
+    assert {record["weights"] for record in kv} == {"native"}
+    assert 0 < kv[1]["divergence"] < kv[0]["divergence"] < kv[2]["divergence"]
     assert 0 < int8["divergence"] < fp8["divergence"] < int4["divergence"]
 
 
 def test_table(model: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert invoke(["eval", str(model), "--text", str(text), "--weights", "int8", "--tokens", "100"]) == 0
+    assert (
+        invoke(["eval", str(model), "--text", str(text), "--weights", "int8", "--kv", "fp8,int4", "--tokens", "99"])
+        == 0
+    )
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("reference: native weights, float32: perplexity")
-    assert lines[2].startswith("int8     bfloat16")
+    assert [line.split()[:3] for line in lines[2:]] == [
+        ["int8", "bfloat16", "bfloat16"],
+        ["native", "fp8", "bfloat16"],
+        ["native", "int4", "bfloat16"],
+    ]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--weights", "int3"], "--weights: knows native, int8, int4 and fp8, got 'int3'"),
+        (["--weights", "int3"], "--weights: knows native, int8, int4, fp8, got 'int3'"),
+        (["--kv", "fp4"], "--kv: knows float32, bfloat16, fp8, int8, int4, got 'fp4'"),
+        (["--weights", "", "--kv", ""], "--weights: names no format"),
         (["--text", "nowhere.txt"], "nowhere.txt: not a readable UTF-8 text"),
     ],
 )

@@ -135,6 +135,9 @@ class FakeModels(Models):
     def tokenizer(self, job: Job) -> ByteTokenizer:
         return self.fake.tokenizer
 
+    def formats(self, job: Job, prompts: Callable[[], Iterable[Sequence[int]]]) -> Any:
+        return SimpleNamespace(weights=job.model.weights, kv_cache=job.engine.kv_cache, trials=(), note=None)
+
     def engine(self, job: Job) -> Any:
         self.loads += 1
         return self.fake

@@ -1,0 +1,138 @@
+"""The number formats of a job, for `auto` and for what it names: what is worth a trial here, tried on its first rows.
+
+Puts checkpoint, machine, speeds and the gate together; loads nothing where there is nothing to try.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+
+from .. import kernels as op_tables
+from ..kernels import Kernels
+from ..kernels.kv_format import FORMATS
+from .checkpoint import Checkpoint, ModelError, open_checkpoint
+from .config import EngineSettings
+from .decoder import Decoder, load_decoder
+from .engine import Engine
+from .gate import NATIVE, Choice, Question, Texts, choose
+from .kv import KVShape
+from .machine import compute_dtype, free_memory, resolve_device, use_granted_cores
+from .models import architecture
+from .request import Request, Sampling
+from .spec import ModelSpec
+from .speed import attention_seconds, linear_seconds
+from .tokenizer import load_tokenizer
+from .weights.formats import QUANTISED
+
+GAIN = 0.95  # a format must take less than this share of the time to be worth a trial
+MEMORY_SHARE = 0.8  # of what is free that the unquantised weights may take
+MOST_ROWS, MOST_TOKENS, LONGEST = 32, 1024, 768  # of prompts that are measured on, shared tokens counted once
+ANSWER_TOKENS = 24
+
+Prompts = Callable[[], Iterable[Sequence[int]]]
+
+
+def choose_formats(
+    path: str,
+    prompts: Prompts,
+    *,
+    revision: str | None = None,
+    tokenizer: str | None = None,
+    dtype: str = "auto",
+    weights: str = "auto",
+    kv_cache: str = "auto",
+    device: str = "auto",
+) -> Choice:
+    """The formats for a model and the prompts it will be given; `prompts` is called only when something is tried.
+
+    In float32 `auto` tries nothing: the computation is exact. Raises ModelError as `Engine.load` does.
+    """
+    use_granted_cores()
+    place = resolve_device(device)
+    ops, checkpoint = op_tables.load(str(place)), open_checkpoint(path, revision)
+    number_format = compute_dtype(dtype, checkpoint.dtype, place)
+    spec = architecture(checkpoint.config).spec(checkpoint.config)
+    exact = "float32" in (dtype, checkpoint.dtype if dtype == "auto" else None)
+    question = Question(
+        weights,
+        kv_cache,
+        _weight_trials(weights, exact, spec, number_format, ops),
+        _kv_trials(kv_cache, exact, spec, number_format, ops),
+    )
+
+    def load(name: str) -> Decoder:
+        return load_decoder(checkpoint, number_format, place, ops, name)
+
+    def answer(model: Decoder) -> Texts:
+        return _answers(model, checkpoint, load_tokenizer(tokenizer or path, revision), ops, prompts())
+
+    if (question.weight_trials or question.kv_trials) and not _fits_unquantised(checkpoint, number_format, place):
+        note = "not measured: the unquantised model does not fit the free memory"
+        return Choice(NATIVE if weights == "auto" else weights, kv_cache, note=note)
+    return choose(question, load, answer, ops)
+
+
+def _weight_trials(
+    weights: str, exact: bool, spec: ModelSpec, dtype: torch.dtype, kernels: Kernels
+) -> dict[str, float]:
+    if weights == NATIVE or (weights == "auto" and exact):
+        return {}
+    seconds = linear_seconds(kernels, spec, dtype)
+    return _worth({name: seconds[name] / seconds[NATIVE] for name in QUANTISED}, weights)
+
+
+def _kv_trials(kv_cache: str, exact: bool, spec: ModelSpec, dtype: torch.dtype, kernels: Kernels) -> dict[str, float]:
+    own = str(dtype).removeprefix("torch.")
+    if kv_cache == own or (kv_cache == "auto" and exact):
+        return {}
+    names = [own, *(name for name, kind in FORMATS.items() if name != own and (kind.scaled or name == kv_cache))]
+    shapes = {name: KVShape(1, spec.num_kv_heads, spec.head_dim, FORMATS[name]) for name in names}
+    seconds = attention_seconds(kernels, spec, shapes, dtype, min(512, spec.context_length))
+    return _worth({name: seconds[name] / seconds[own] for name in names[1:]}, kv_cache)
+
+
+def _worth(shares: Mapping[str, float], asked: str) -> dict[str, float]:
+    """The format that is asked for; with auto all that save time, the fastest first."""
+    if asked != "auto":
+        return {asked: shares[asked]}
+    return dict(sorted(((name, share) for name, share in shares.items() if share < GAIN), key=lambda item: item[1]))
+
+
+def _fits_unquantised(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> bool:
+    count = sum(torch.Size(shape).numel() for shape in checkpoint.reader.shapes().values())
+    return count * dtype.itemsize < MEMORY_SHARE * free_memory(device)
+
+
+def _answers(
+    model: Decoder, checkpoint: Checkpoint, tokenizer: object, kernels: Kernels, prompts: Iterable[Sequence[int]]
+) -> Texts:
+    """The prompts that are measured on, each with the model's greedy answer. Raises ModelError when none has one."""
+    chosen = select_prompts(prompts)
+    room = sum(-(-(len(prompt) + ANSWER_TOKENS) // 16) + 1 for prompt in chosen) * 16
+    memory = max(room * model.kv_shape().bytes_per_token, 1 << 16)
+    engine = Engine(model, checkpoint, tokenizer, kernels, EngineSettings(memory=memory))  # type: ignore[arg-type]
+    greedy = Sampling(max_tokens=ANSWER_TOKENS, temperature=0)
+    requests = [Request(key=index, prompt=list(prompt), sampling=greedy) for index, prompt in enumerate(chosen)]
+    done = sorted(engine.run(requests), key=lambda completion: completion.key)
+    texts = [(chosen[row.key], row.samples[0].tokens) for row in done if row.error is None and row.samples[0].tokens]
+    if not texts:
+        raise ModelError("model.weights: none of the first rows has an answer to measure on; name a format")
+    tokens = tuple((*prompt, *answer) for prompt, answer in texts)
+    return Texts(tokens, tuple(len(prompt) for prompt, _ in texts), engine.bounds.vocabulary)
+
+
+def select_prompts(prompts: Iterable[Sequence[int]]) -> list[tuple[int, ...]]:
+    """The first prompts, cut to LONGEST, as long as the tokens they do not share with the first one are few."""
+    chosen: list[tuple[int, ...]] = []
+    left = MOST_TOKENS
+    for prompt in prompts:
+        cut = tuple(prompt[:LONGEST])
+        shared = next((i for i, (a, b) in enumerate(zip(chosen[0], cut, strict=False)) if a != b), 0) if chosen else 0
+        left -= len(cut) - shared
+        if chosen and left < 0:
+            break
+        if cut:
+            chosen.append(cut)
+        if len(chosen) == MOST_ROWS:
+            break
+    return chosen

@@ -1,0 +1,160 @@
+"""Which number formats a job computes in: the fastest that change its answers little enough, measured on its own rows.
+
+Knows the order of trials and the limits; how a difference is measured is in `accuracy.py`. A format that is asked for
+by name is taken whatever it costs, and its numbers are kept.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ..kernels import Kernels
+from .accuracy import Accuracy, Candidate, Trace, difference, trace
+from .decoder import Decoder
+
+NATIVE = "native"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a format may change: rise of the perplexity, mean divergence in nat, share of answer tokens."""
+
+    rise: float
+    divergence: float
+    changed: float
+
+    def broken(self, measured: "Measured") -> str | None:
+        """The first limit that is broken, in words."""
+        if not measured.all.perplexity_rise <= self.rise:
+            return f"perplexity {measured.all.perplexity_rise:+.2%}, limit {self.rise:+.1%}"
+        if not measured.all.divergence <= self.divergence:
+            return f"KL {measured.all.divergence:.4f}, limit {self.divergence}"
+        if not 1 - measured.answers.agreement <= self.changed:
+            return f"same choice {measured.answers.agreement:.2%}, limit {1 - self.changed:.0%}"
+        return None
+
+
+WEIGHTS = Limits(rise=0.01, divergence=0.01, changed=0.02)
+KV = Limits(rise=0.005, divergence=0.01, changed=0.02)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Differences over every token of the texts, and over their answers alone."""
+
+    all: Accuracy
+    answers: Accuracy
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """What is measured on: prompts with the greedy answers of the unquantised model, and where the answers begin."""
+
+    tokens: tuple[tuple[int, ...], ...]
+    first: tuple[int, ...]
+    vocabulary: int
+
+    def compare(self, reference: Trace, candidate: Trace) -> Measured:
+        whole = difference(reference, candidate, self.tokens, self.vocabulary)
+        return Measured(whole, difference(reference, candidate, self.tokens, self.vocabulary, self.first))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The formats of a job, and a record of every trial: plain values that a manifest can hold."""
+
+    weights: str
+    kv_cache: str
+    trials: tuple[dict[str, Any], ...] = ()
+    note: str | None = None  # why nothing was measured, where it should have been
+
+
+Load = Callable[[str], Decoder]
+Answer = Callable[[Decoder], Texts]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked: the values of the job, and formats worth a trial, the fastest first, with their share of the time.
+
+    A value that is not auto is the only format of its kind, and taken.
+    """
+
+    weights: str
+    kv_cache: str
+    weight_trials: Mapping[str, float]
+    kv_trials: Mapping[str, float]
+
+
+def choose(question: Question, load: Load, answer: Answer, kernels: Kernels) -> Choice:
+    """Tries formats one after the other; every model is let go before the next is loaded.
+
+    `answer`: texts of the unquantised model, which are what all of them are compared on.
+    """
+    if not (question.weight_trials or question.kv_trials):
+        return Choice(_unless_auto(question.weights, NATIVE), question.kv_cache)
+    model = load(NATIVE)
+    texts = answer(model)
+    seen = _trace(model, texts, kernels, "auto")
+    del model
+    trials: list[dict[str, Any]] = []
+    weights, chosen = _try_weights(question, load, texts, seen, kernels, trials)
+    if question.kv_trials:
+        model = chosen or load(NATIVE)
+        base = _trace(model, texts, kernels, "auto")
+        kv_cache = _try_kv(question, model, texts, base, kernels, trials)
+    else:
+        kv_cache = question.kv_cache
+    return Choice(weights, kv_cache, tuple(trials))
+
+
+def _try_weights(
+    question: Question, load: Load, texts: Texts, reference: Trace, kernels: Kernels, trials: list[dict[str, Any]]
+) -> tuple[str, Decoder | None]:
+    for name, share in question.weight_trials.items():
+        model = load(name)
+        measured = texts.compare(reference, _trace(model, texts, kernels, "auto"))
+        trials.append(_record("weights", name, share, measured, WEIGHTS, question.weights == name, texts))
+        if trials[-1]["taken"]:
+            return name, model
+        del model
+    return NATIVE, None
+
+
+def _try_kv(
+    question: Question, model: Decoder, texts: Texts, base: Trace, kernels: Kernels, trials: list[dict[str, Any]]
+) -> str:
+    for name, share in question.kv_trials.items():
+        measured = texts.compare(base, _trace(model, texts, kernels, name))
+        trials.append(_record("kv_cache", name, share, measured, KV, question.kv_cache == name, texts))
+        if trials[-1]["taken"]:
+            return name
+    return "auto"
+
+
+def _trace(model: Decoder, texts: Texts, kernels: Kernels, kv_cache: str) -> Trace:
+    found = trace(Candidate(model, kernels, model.kv_shape(kv_cache)), texts.tokens)
+    return replace(found, logits=model.head())
+
+
+def _record(
+    kind: str, name: str, share: float, measured: Measured, limits: Limits, asked: bool, texts: Texts
+) -> dict[str, Any]:
+    broken = limits.broken(measured)
+    figures = {
+        "perplexity_rise": round(measured.all.perplexity_rise, 6),
+        "divergence": round(measured.all.divergence, 6),
+        "same_choice": round(measured.answers.agreement, 6),
+        "tokens": measured.all.tokens,
+        "answer_tokens": measured.answers.tokens,
+        "rows": len(texts.tokens),
+    }
+    taken = asked or broken is None
+    return {"kind": kind, "format": name, "time": round(share, 3), **figures, "asked": asked, "taken": taken} | {
+        "broken": broken,
+        "limits": asdict(limits),
+    }
+
+
+def _unless_auto(value: str, otherwise: str) -> str:
+    return otherwise if value == "auto" else value

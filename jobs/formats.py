@@ -1,0 +1,65 @@
+"""The number formats of a job: settled once, kept in the manifest, so that a resume computes in the same ones.
+
+Knows when they are asked for and how they are told; which formats are good enough is decided in the engine.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from batchgen.engine.request import Request
+from batchgen.pipeline.prompt import Renderer
+from batchgen.pipeline.rows import Source
+
+from .job import Job
+from .models import Models
+
+_FIRST_ROWS = 64  # of the input, rendered for the measurement
+_KINDS = {"weights": "weights", "kv_cache": "KV cache"}
+
+Formats = dict[str, Any]  # asked, weights, kv_cache, trials, note: JSON values
+
+
+def settle_formats(
+    job: Job, models: Models, stored: Mapping[str, Any], prompts: Callable[[], Iterable[Sequence[int]]]
+) -> Formats:
+    """The stored formats of an earlier run as far as the job still leaves them open, else those of a measurement."""
+    asked = {"weights": job.model.weights, "kv_cache": job.engine.kv_cache}
+    if stored.get("asked") == asked:
+        return dict(stored)
+    kept = stored["weights"] if stored and stored["asked"]["weights"] == asked["weights"] else asked["weights"]
+    choice = models.formats(with_formats(job, {**asked, "weights": kept}), prompts)
+    chosen = {"weights": choice.weights, "kv_cache": choice.kv_cache}
+    return {"asked": asked, **chosen, "trials": [dict(trial) for trial in choice.trials], "note": choice.note}
+
+
+def with_formats(job: Job, formats: Mapping[str, Any]) -> Job:
+    """The job with these formats in place of what it asks for."""
+    model = job.model.model_copy(update={"weights": formats["weights"]})
+    engine = job.engine.model_copy(update={"kv_cache": formats["kv_cache"]})
+    return job.model_copy(update={"model": model, "engine": engine})
+
+
+def first_prompts(source: Source, renderer: Renderer) -> Iterable[Sequence[int]]:
+    """Token ids of the first rows of the input that can be asked."""
+    for batch in source.batches(columns=sorted(renderer.columns)):
+        for outcome in renderer.render(batch.slice(0, _FIRST_ROWS)):
+            if isinstance(outcome, Request) and outcome.error is None:
+                yield outcome.prompt
+        return
+
+
+def describe_formats(formats: Mapping[str, Any]) -> list[str]:
+    """One line for each format that was measured, and one where none could be."""
+    lines = [_line(trial) for trial in formats.get("trials", ())]
+    return [f"formats: {formats['note']}", *lines] if formats.get("note") else lines
+
+
+def _line(trial: Mapping[str, Any]) -> str:
+    verdict = "as asked" if trial["asked"] else "taken" if trial["taken"] else "refused"
+    limit = f" ({trial['broken']})" if trial["broken"] else ""
+    return (
+        f"{_KINDS[trial['kind']]} {trial['format']}: {verdict}{limit}; "
+        f"perplexity {trial['perplexity_rise']:+.2%}, KL {trial['divergence']:.4f} over {trial['tokens']} tokens, "
+        f"same choice {trial['same_choice']:.2%} of {trial['answer_tokens']} answer tokens, "
+        f"{trial['rows']} first rows; {trial['time']:.0%} of the time"
+    )

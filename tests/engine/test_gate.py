@@ -1,0 +1,125 @@
+"""The accuracy gate: a format that changes too much is refused and named, one that does not is taken."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import VOCABULARY, random_prompt, tiny_model
+
+from batchgen import kernels
+from batchgen.engine.checkpoint import open_checkpoint
+from batchgen.engine.choose import LONGEST, MOST_ROWS, MOST_TOKENS, choose_formats, select_prompts
+from batchgen.engine.decoder import Decoder, load_decoder
+from batchgen.engine.gate import Choice, Question, Texts, choose
+
+PROMPTS = [random_prompt(40, seed) for seed in range(6)]
+OPS = kernels.load("cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model("llama3", tmp_path_factory.mktemp("llama3"))
+
+
+def answer(model: Decoder) -> Texts:
+    return Texts(tuple(tuple(prompt) for prompt in PROMPTS), tuple(30 for _ in PROMPTS), VOCABULARY)
+
+
+def ask(
+    folder: Path,
+    weights: str,
+    trials: Mapping[str, float],
+    scales: Mapping[str, float],
+    kv: tuple[str, Mapping[str, float]] = ("auto", {}),
+) -> Choice:
+    """`scales`: a fake format multiplies the head of the native model by so much."""
+
+    def load(name: str) -> Decoder:
+        model = load_decoder(open_checkpoint(str(folder)), torch.float32, torch.device("cpu"), OPS, "native")
+        model._head.weight.mul_(scales.get(name, 1.0))
+        return model
+
+    return choose(Question(weights, kv[0], trials, kv[1]), load, answer, OPS)
+
+
+def test_the_fastest_that_passes_is_taken_and_who_fails_is_named(folder: Path) -> None:
+    choice = ask(folder, "auto", {"bad": 0.3, "good": 0.5, "slow": 0.8}, {"bad": 0.5, "good": 1.0001})
+    assert choice.weights == "good"
+    bad, good = choice.trials  # the slower one is not tried any more
+    assert (bad["format"], bad["taken"]) == ("bad", False)
+    assert "perplexity" in bad["broken"] or "KL" in bad["broken"]
+    assert (good["format"], good["taken"], good["broken"]) == ("good", True, None)
+    assert good["tokens"] == 6 * 39
+    assert good["answer_tokens"] == 6 * 10
+    assert good["same_choice"] == 1
+
+
+def test_where_none_passes_weights_stay_native(folder: Path) -> None:
+    choice = ask(folder, "auto", {"bad": 0.3, "worse": 0.5}, {"bad": 0.5, "worse": -1.0})
+    assert choice.weights == "native"
+    assert [trial["taken"] for trial in choice.trials] == [False, False]
+
+
+def test_a_format_that_is_asked_for_is_obeyed_with_its_numbers(folder: Path) -> None:
+    choice = ask(folder, "bad", {"bad": 1.7}, {"bad": 0.5})
+    assert choice.weights == "bad"
+    (trial,) = choice.trials
+    assert trial["asked"]
+    assert trial["taken"]
+    assert trial["broken"] is not None
+
+
+def test_a_changed_choice_alone_is_enough_to_fail(folder: Path) -> None:
+    """Rolling the vocabulary leaves no choice as it was."""
+    choice = ask(folder, "auto", {"bad": 0.3}, {"bad": -1.0})
+    assert choice.trials[0]["same_choice"] < 0.5
+
+
+@pytest.mark.parametrize(("asked", "taken"), [("auto", "auto"), ("int4", "int4")])
+def test_kv_formats_are_measured_beside_the_weights_that_were_taken(folder: Path, asked: str, taken: str) -> None:
+    """Random weights do not bear 4-bit keys."""
+    choice = ask(folder, "auto", {"good": 0.5}, {"good": 1.0}, (asked, {"int4": 0.5}))
+    assert choice.weights == "good"
+    assert choice.kv_cache == taken
+    assert [trial["kind"] for trial in choice.trials] == ["weights", "kv_cache"]
+    assert choice.trials[1]["divergence"] > 0.001
+    assert choice.trials[1]["broken"] is not None
+
+
+def test_nothing_is_loaded_where_there_is_nothing_to_try() -> None:
+    def never(*_: object) -> Decoder:
+        raise AssertionError("a model was loaded")
+
+    choice = choose(Question("auto", "auto", {}, {}), never, never, OPS)  # type: ignore[arg-type]
+    assert choice == Choice("native", "auto")
+
+
+def prompts_of(prompts: list[list[int]]) -> Callable[[], list[list[int]]]:
+    return lambda: prompts
+
+
+def test_float32_is_exact(folder: Path) -> None:
+    """The checkpoint is in float32, or float32 is asked for: native weights and no measurement."""
+    for dtype in ("auto", "float32"):
+        choice = choose_formats(str(folder), prompts_of([]), dtype=dtype, device="cpu")
+        assert choice == Choice("native", "auto")
+
+
+def test_a_format_is_measured_on_prompts_and_their_answers(folder: Path) -> None:
+    choice = choose_formats(str(folder), prompts_of(PROMPTS), weights="int4", device="cpu")
+    assert choice.weights == "int4"
+    (trial,) = choice.trials
+    assert trial["rows"] == 6
+    assert 6 <= trial["answer_tokens"] <= 6 * 24
+    assert trial["divergence"] > 0
+    assert trial["time"] > 0
+
+
+def test_prompts_are_selected_by_the_tokens_they_add() -> None:
+    prefix = list(range(500))
+    chosen = select_prompts([[*prefix, *random_prompt(100, seed)] for seed in range(100)])
+    assert len(chosen) == 1 + (MOST_TOKENS - 600) // 100
+    assert len(select_prompts([[1, 2]] * 100)) == MOST_ROWS
+    assert [len(prompt) for prompt in select_prompts([[7] * 5000])] == [LONGEST]
+    assert select_prompts([[], [5]]) == [(5,)]

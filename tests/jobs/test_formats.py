@@ -1,0 +1,87 @@
+"""Number formats over the runs of a job: settled once, told, stored, and the same after a resume."""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fake_models import FakeModels
+from job_files import make_job, write_rows
+
+from batchgen.jobs.command_run import run_command
+from batchgen.jobs.formats import describe_formats
+from batchgen.jobs.job import Job
+
+TRIAL = {
+    "kind": "weights",
+    "format": "int4",
+    "time": 0.6,
+    "asked": False,
+    "taken": True,
+    "broken": None,
+    "perplexity_rise": 0.004,
+    "divergence": 0.003,
+    "same_choice": 0.99,
+    "tokens": 900,
+    "answer_tokens": 200,
+    "rows": 8,
+}
+REFUSED = {**TRIAL, "format": "int8", "taken": False, "broken": "perplexity +1.22%, limit +1.0%"}
+
+
+@dataclass
+class Choosing(FakeModels):
+    """Measures nothing and chooses int4; keeps what it was asked."""
+
+    asked: list[tuple[str, str, int]] = field(default_factory=list)
+    loaded: list[tuple[str, str]] = field(default_factory=list)
+
+    def formats(self, job: Job, prompts: Callable[[], Iterable[Sequence[int]]]) -> Any:
+        self.asked.append((job.model.weights, job.engine.kv_cache, len(list(prompts()))))
+        weights = "int4" if job.model.weights == "auto" else job.model.weights
+        return SimpleNamespace(weights=weights, kv_cache=job.engine.kv_cache, trials=(REFUSED, TRIAL), note=None)
+
+    def engine(self, job: Job) -> Any:
+        self.loaded.append((job.model.weights, job.engine.kv_cache))
+        return super().engine(job)
+
+
+def manifest(job: Job) -> dict[str, Any]:
+    stored: dict[str, Any] = json.loads((job.output_path / "__batchgen__" / "manifest.json").read_text())
+    return stored
+
+
+def test_a_resume_takes_the_formats_of_the_first_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rows(tmp_path, 8)
+    job = make_job(tmp_path, prompt__on_null="empty")
+    first, second = Choosing(), Choosing()
+    assert run_command(job.with_limit(3), models=first) == 0
+    told = capsys.readouterr().err
+    assert "weights int4: taken; perplexity +0.40%, KL 0.0030 over 900 tokens, same choice 99.00% of 200" in told
+    assert "weights int8: refused (perplexity +1.22%, limit +1.0%)" in told
+    assert run_command(job, models=second) == 0
+    assert [asked[:2] for asked in first.asked] == [("auto", "auto")]
+    assert first.asked[0][2] == 3
+    assert second.asked == []
+    assert first.loaded == second.loaded == [("int4", "auto")]
+    assert manifest(job)["formats"]["trials"] == [REFUSED, TRIAL]
+    assert manifest(job)["settings"]["model"]["weights"] == "auto"
+
+
+def test_weights_stay_when_another_kv_format_is_asked_for(tmp_path: Path) -> None:
+    write_rows(tmp_path, 8)
+    job = make_job(tmp_path, prompt__on_null="empty")
+    assert run_command(job.with_limit(3), models=Choosing(), quiet=True) == 0
+    other = job.model_copy(update={"engine": job.engine.model_copy(update={"kv_cache": "int8"})})
+    models = Choosing()
+    assert run_command(other, models=models, quiet=True) == 0
+    assert [asked[:2] for asked in models.asked] == [("int4", "int8")]
+    assert models.loaded == [("int4", "int8")]
+
+
+def test_a_measurement_that_is_not_possible_is_told() -> None:
+    assert describe_formats({"trials": [], "note": "not measured: too large"}) == ["formats: not measured: too large"]
+    assert describe_formats({"trials": [], "note": None}) == []
