@@ -10,6 +10,9 @@ import torch
 from .. import kernels as op_tables
 from ..kernels import Kernels
 from ..kernels.kv_format import FORMATS
+from ..kernels.linear_fp8 import Fp8Weight
+from ..kernels.linear_int4 import Int4Weight
+from ..kernels.linear_int8 import Int8Weight
 from .checkpoint import Checkpoint, ModelError, open_checkpoint
 from .config import EngineSettings
 from .decoder import Decoder, load_decoder
@@ -25,10 +28,13 @@ from .tokenizer import load_tokenizer
 from .weights.formats import QUANTISED
 
 GAIN = 0.95  # a format must take less than this share of the time to be worth a trial
+KEPT = 0.8  # a format that keeps the checkpoint's codes counts as this much faster: nothing is rounded for it
 MEMORY_SHARE = 0.8  # of what is free that the unquantised weights may take
-MOST_ROWS, MOST_TOKENS, LONGEST = 32, 1024, 768  # of prompts that are measured on, shared tokens counted once
+MOST_ROWS, MOST_TOKENS, LONGEST = 32, 1536, 768  # of prompts that are measured on, shared tokens counted once
 ANSWER_TOKENS = 24
 
+_A_LINEAR = "model.layers.0.mlp.down_proj.weight"
+_KEEPS: Mapping[type, str] = {Int4Weight: "int4", Int8Weight: "int8", Fp8Weight: "fp8"}
 Prompts = Callable[[], Iterable[Sequence[int]]]
 
 
@@ -53,10 +59,11 @@ def choose_formats(
     number_format = compute_dtype(dtype, checkpoint.dtype, place)
     spec = architecture(checkpoint.config).spec(checkpoint.config)
     exact = "float32" in (dtype, checkpoint.dtype if dtype == "auto" else None)
+    tried = weights != NATIVE and not (weights == "auto" and exact)
     question = Question(
         weights,
         kv_cache,
-        _weight_trials(weights, exact, spec, number_format, ops),
+        _weight_trials(weights, checkpoint, spec, ops, number_format) if tried else {},
         _kv_trials(kv_cache, exact, spec, number_format, ops),
     )
 
@@ -73,12 +80,19 @@ def choose_formats(
 
 
 def _weight_trials(
-    weights: str, exact: bool, spec: ModelSpec, dtype: torch.dtype, kernels: Kernels
+    weights: str, checkpoint: Checkpoint, spec: ModelSpec, kernels: Kernels, dtype: torch.dtype
 ) -> dict[str, float]:
-    if weights == NATIVE or (weights == "auto" and exact):
-        return {}
     seconds = linear_seconds(kernels, spec, dtype)
-    return _worth({name: seconds[name] / seconds[NATIVE] for name in QUANTISED}, weights)
+    shares = {name: seconds[name] / seconds[NATIVE] for name in QUANTISED}
+    return _worth(shares, weights, stored_format(checkpoint))
+
+
+def stored_format(checkpoint: Checkpoint) -> str | None:
+    """The format that keeps the checkpoint's codes, told by one of its linears; None for plain numbers."""
+    for _, source in checkpoint.reader.tensors({_A_LINEAR}):
+        stored = source.quantised()
+        return None if stored is None else _KEEPS[type(stored.weight)]
+    return None
 
 
 def _kv_trials(kv_cache: str, exact: bool, spec: ModelSpec, dtype: torch.dtype, kernels: Kernels) -> dict[str, float]:
@@ -91,11 +105,12 @@ def _kv_trials(kv_cache: str, exact: bool, spec: ModelSpec, dtype: torch.dtype, 
     return _worth({name: seconds[name] / seconds[own] for name in names[1:]}, kv_cache)
 
 
-def _worth(shares: Mapping[str, float], asked: str) -> dict[str, float]:
+def _worth(shares: Mapping[str, float], asked: str, kept: str | None = None) -> dict[str, float]:
     """The format that is asked for; with auto all that save time, the fastest first."""
     if asked != "auto":
         return {asked: shares[asked]}
-    return dict(sorted(((name, share) for name, share in shares.items() if share < GAIN), key=lambda item: item[1]))
+    order = sorted(shares, key=lambda name: shares[name] * (KEPT if name == kept else 1))
+    return {name: shares[name] for name in order if shares[name] < GAIN}
 
 
 def _fits_unquantised(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> bool:

@@ -5,11 +5,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Kind
 from tiny import VOCABULARY, random_prompt, tiny_model
+from tiny_gguf import write_gguf
 
 from batchgen import kernels
 from batchgen.engine.checkpoint import open_checkpoint
-from batchgen.engine.choose import LONGEST, MOST_ROWS, MOST_TOKENS, choose_formats, select_prompts
+from batchgen.engine.choose import (
+    LONGEST,
+    MOST_ROWS,
+    MOST_TOKENS,
+    _worth,
+    choose_formats,
+    select_prompts,
+    stored_format,
+)
 from batchgen.engine.decoder import Decoder, load_decoder
 from batchgen.engine.gate import Choice, Question, Texts, choose
 
@@ -114,6 +124,19 @@ def test_a_format_is_measured_on_prompts_and_their_answers(folder: Path) -> None
     assert 6 <= trial["answer_tokens"] <= 6 * 24
     assert trial["divergence"] > 0
     assert trial["time"] > 0
+
+
+def test_who_keeps_the_codes_comes_first_unless_another_is_much_faster() -> None:
+    assert list(_worth({"int8": 0.6, "int4": 0.7, "fp8": 1.0}, "auto", "int4")) == ["int4", "int8"]
+    assert list(_worth({"int8": 0.5, "int4": 0.7, "fp8": 1.0}, "auto", "int4")) == ["int8", "int4"]
+    assert list(_worth({"int8": 0.6, "int4": 0.7}, "auto")) == ["int8", "int4"]
+    assert _worth({"int8": 0.6, "int4": 1.7}, "int4") == {"int4": 1.7}
+
+
+@pytest.mark.parametrize(("kind", "kept"), [(Kind.Q4_0, "int4"), (Kind.Q8_0, "int8"), (Kind.F16, None)])
+def test_the_format_of_a_file_is_told_by_a_linear(kind: Kind, kept: str | None, tmp_path: Path) -> None:
+    write_gguf(tiny_model("llama2", tmp_path / "model"), tmp_path / "model.gguf", lambda name: kind)
+    assert stored_format(open_checkpoint(str(tmp_path / "model.gguf"))) == kept
 
 
 def test_prompts_are_selected_by_the_tokens_they_add() -> None:
