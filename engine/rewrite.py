@@ -125,7 +125,8 @@ def _write_gguf_tokenizer(checkpoint: Checkpoint, directory: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = load_tokenizer(checkpoint.path)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend, **tokenizer.special_tokens)
+    build: Any = PreTrainedTokenizerFast
+    fast = build(tokenizer_object=tokenizer.backend, **tokenizer.special_tokens)
     fast.chat_template = tokenizer.chat_template
     fast.save_pretrained(directory)
     _write_json(directory / "generation_config.json", {"eos_token_id": sorted(checkpoint.eos_ids | tokenizer.eos_ids)})

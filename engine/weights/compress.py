@@ -116,9 +116,10 @@ def _is_by_output(weight: Int8Weight | Fp8Weight, dtype: torch.dtype) -> bool:
 
 def words(codes: Tensor) -> Tensor:
     """[A, B] numbers 0 .. 15 -> int32 [A, ceil(B / 8)], the first in the lowest bits; what is missing is zero."""
-    filled = torch.nn.functional.pad(codes.to(torch.int64), (0, -codes.shape[1] % _WORD)).unflatten(1, (-1, _WORD))
-    packed = (filled << torch.arange(0, 32, 4)).sum(-1)
-    return packed.to(torch.int32)
+    filled = torch.nn.functional.pad(codes.to(torch.int64), (0, -codes.shape[1] % _WORD))
+    shifted = filled.view(len(codes), -1, _WORD) << torch.arange(0, 32, 4)
+    packed: Tensor = shifted.sum(-1).to(torch.int32)
+    return packed
 
 
 _PIECES: Mapping[str, Callable[[Compression, TensorSource, str, RoundingError], Pieces]] = {

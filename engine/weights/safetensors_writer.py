@@ -58,7 +58,7 @@ class SafetensorsWriter:
         if self._file is not None:
             self._finish_shard()
         count = len(self._shards)
-        weight_map = {}
+        weight_map: dict[str, str] = {}
         for number, (path, names) in enumerate(self._shards, 1):
             final = "model.safetensors" if count == 1 else f"model-{number:05}-of-{count:05}.safetensors"
             path.rename(self._directory / final)

@@ -222,6 +222,8 @@ def test_the_error_of_rounding_is_told(tmp_path: Path, caplog: pytest.LogCapture
     assert rounding["head"] < 0.01
     assert all(0.03 < error < 0.12 for kind, error in rounding.items() if kind != "head")
     assert "rounded at load" in caplog.text
+    engine = Engine.load(str(folder), device="cpu", weights="int4", memory="1MiB")
+    assert engine.resolved["rounding"] == {kind: pytest.approx(error, abs=1e-6) for kind, error in rounding.items()}
 
 
 def test_an_odd_number_of_inputs_is_refused(tmp_path: Path) -> None:
