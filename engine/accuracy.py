@@ -19,7 +19,8 @@ from .runner import Model
 
 BLOCK_SIZE = 16
 TIE = 0.05  # logits closer than this do not count as a changed choice
-TOKENS_AT_ONCE = 1024  # fed at once; and bounds the logits held: 4 bytes times the vocabulary for each
+TOKENS_AT_ONCE = 1024  # fed to a model
+LOGITS_BYTES = 32 * 2**20  # of one model held at once; comparing takes some times as much
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +109,11 @@ def difference(
 ) -> Accuracy:
     """Compares two traces of the same texts. `first`: tokens of a text before this position are not predicted."""
     sums = np.zeros(5)
+    step = max(1, LOGITS_BYTES // (4 * vocabulary))
     for index, (text, start) in enumerate(zip(texts, reference.starts, strict=True)):
         begin = max(0, (first[index] if first else 0) - 1 - start)
-        for at in range(begin, len(text) - start - 1, TOKENS_AT_ONCE):
-            rows = slice(at, min(at + TOKENS_AT_ONCE, len(text) - start - 1))
+        for at in range(begin, len(text) - start - 1, step):
+            rows = slice(at, min(at + step, len(text) - start - 1))
             targets = torch.tensor(list(text[start + rows.start + 1 : start + rows.stop + 1]))
             left, right = (trace.logits(trace.hidden[index][rows])[:, :vocabulary] for trace in (reference, candidate))
             sums += _compare_logits(left, right, targets)

@@ -38,6 +38,7 @@ def test_a_model_agrees_with_itself(folder):
 @pytest.mark.parametrize("tokens_at_once", [5, 16, 1024])
 def test_the_loss_is_that_of_transformers(folder, tokens_at_once, monkeypatch):
     monkeypatch.setattr(accuracy, "TOKENS_AT_ONCE", tokens_at_once)
+    monkeypatch.setattr(accuracy, "LOGITS_BYTES", 4 * tiny.VOCABULARY * tokens_at_once)
     result = compare(candidate(folder), candidate(folder), TEXTS, tiny.VOCABULARY)
     losses = []
     for text in TEXTS[:2]:
@@ -67,3 +68,14 @@ def test_bfloat16_is_close(folder):
 def test_nothing_to_predict_is_an_error(folder):
     with pytest.raises(ValueError, match="longer"):
         compare(candidate(folder), candidate(folder), [[1], []], tiny.VOCABULARY)
+
+
+def test_what_texts_share_with_the_first_one_is_computed_once_and_alike(folder):
+    first = tiny.random_prompt(70, seed=3)
+    texts = [first, [*first[:40], *tiny.random_prompt(9, seed=4)], tiny.random_prompt(20, seed=5), first[:33]]
+    whole = candidate(folder)
+    shared = accuracy.trace(whole, texts)
+    assert shared.starts == (0, 32, 0, 16)
+    for text, start, hidden in zip(texts, shared.starts, shared.hidden, strict=True):
+        (alone,) = accuracy.trace(whole, [text]).hidden
+        torch.testing.assert_close(hidden, alone[start:], rtol=1e-5, atol=1e-5)
