@@ -6,6 +6,7 @@ Knows numbers of tokens and seconds only.
 from bisect import bisect_left, insort
 
 RIDGE = 12  # tokens up to which a step is taken to cost the same, where nothing larger was measured
+HOPE = 0.5  # of proportional growth beyond it: low enough that larger steps are tried, and then measured
 WEIGHT = 0.2  # of a new measurement
 OUTLIER = 3.0  # a measurement counts as at most this many times what is known
 
@@ -30,14 +31,15 @@ class StepTimes:
         return rounded(num_tokens) in self._means
 
     def seconds(self, num_tokens: int) -> float:
-        """An estimate; 0 while nothing is known. Outside of what was measured: flat up to RIDGE, then in proportion."""
+        """An estimate; 0 while nothing is known. Outside of what was measured: flat up to RIDGE, then HOPE says."""
         sizes = self._sizes
         if not sizes:
             return 0.0
         place = bisect_left(sizes, num_tokens)
         if place in (0, len(sizes)):
             nearest = sizes[min(place, len(sizes) - 1)]
-            return self._means[nearest] * max(num_tokens, RIDGE) / max(nearest, RIDGE)
+            growth = max(num_tokens, RIDGE) / max(nearest, RIDGE) - 1
+            return self._means[nearest] * (1 + HOPE * growth)
         low, high = sizes[place - 1], sizes[place]
         share = (num_tokens - low) / (high - low)
         return self._means[low] + share * (self._means[high] - self._means[low])

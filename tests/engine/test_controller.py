@@ -64,6 +64,12 @@ def test_past_the_ridge_poor_drafts_cost_next_to_nothing(accept, noise):
     assert late < 2
 
 
+def test_past_the_supposed_ridge_larger_steps_are_tried_and_kept_when_they_are_cheap():
+    gain, late = simulate(lambda num_tokens: 0.02 + 0.0002 * num_tokens, 0.8, lambda number: 16)
+    assert late > 10
+    assert gain > 1.3
+
+
 def test_it_wakes_in_the_drain():
     """64 sequences for 600 steps, then fewer and fewer."""
     gain, late = simulate(flat_to_ridge, 0.8, lambda number: 64 if number < 600 else 4, steps=1500)
