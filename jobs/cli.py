@@ -61,6 +61,8 @@ def cli() -> None:
 @click.option(
     "--retry", metavar="OUTCOMES", help="Ask again the rows that ended so: errors, length or both, with a comma."
 )
+@click.option("--on", metavar="CLUSTER", help="Run on the workers of a cluster: ray (this machine), ray:ADDRESS.")
+@click.option("--workers", type=click.IntRange(min=1), help="With --on: how many; default: one per GPU or machine.")
 @click.option("--quiet", is_flag=True, help="No progress, only errors.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", help="Form of the lines on stderr.")
 @_debug

@@ -8,6 +8,7 @@ import sys
 
 import click
 
+from .cluster.models import models_on
 from .errors import UsageError
 from .job import Job
 from .models import Models
@@ -27,15 +28,18 @@ def run_command(
     retry: str | None = None,
     quiet: bool = False,
     log_format: str = "text",
+    on: str | None = None,
+    workers: int | None = None,
     models: Models | None = None,
 ) -> int:
-    """Runs the job and returns the exit code."""
+    """Runs the job and returns the exit code. `models` instead of those that `on` and `workers` name."""
     options = RunOptions(fresh=fresh, retry=_retry(retry), quiet=quiet, log_format=log_format)
     if fresh and not yes:
         _ask_before_fresh(job)
     if limit is not None:
         job = job.with_limit(limit)
-    report = run(job, options, models, stop=_stop(deadline))
+    with models_on(on, workers) as named:
+        report = run(job, options, models or named, stop=_stop(deadline))
     for warning in report.warnings:
         _warn(warning, log_format)
     if not quiet:

@@ -90,14 +90,18 @@ class Models:
     def engine(self, job: Job) -> LoadedModel:
         from batchgen.engine import Engine
 
-        return Engine.load(
-            job.model_path,
-            revision=job.model.revision,
-            tokenizer=job.tokenizer_path if job.model.tokenizer else None,
-            dtype=job.model.dtype,
-            weights=job.model.weights,
+        return Engine.load(**self.engine_arguments(job))
+
+    def engine_arguments(self, job: Job) -> dict[str, Any]:
+        """What `Engine.load` is given."""
+        return {
+            "path": job.model_path,
+            "revision": job.model.revision,
+            "tokenizer": job.tokenizer_path if job.model.tokenizer else None,
+            "dtype": job.model.dtype,
+            "weights": job.model.weights,
             **job.engine.model_dump(),
-        )
+        }
 
     def _checkpoint(self, job: Job) -> Checkpoint:
         return open_checkpoint(job.model_path, job.model.revision)

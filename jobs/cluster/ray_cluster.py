@@ -1,0 +1,147 @@
+"""Workers as Ray actors: one per GPU, else one per machine, on a cluster that is there or on one of this machine's own.
+
+Knows Ray, which is imported when a cluster is started and needed for nothing else.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from batchgen.engine.request import Request
+
+from ..errors import JobError, UsageError
+from .engine import Facts, Progress, WorkerLostError
+
+_START_SECONDS = 60.0
+
+
+class RayCluster:
+    """A connection to a Ray cluster, or a local one that ends with it.
+
+    Raises UsageError without the package, JobError when the cluster cannot be reached.
+    """
+
+    def __init__(self, address: str | None) -> None:
+        """`address`: None for a cluster of this machine alone, else what `ray.init` takes."""
+        try:
+            import ray
+        except ImportError as error:
+            raise UsageError("--on ray: Ray is not installed; pip install 'batchgen[ray]'") from error
+        self._ray = ray
+        place = {"address": address} if address else {"include_dashboard": False}
+        try:
+            ray.init(**place, log_to_driver=False, logging_level="ERROR", configure_logging=False)
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            where = address or "this machine"
+            raise JobError(f"--on ray: no cluster at {where} ({error})") from error
+
+    def close(self) -> None:
+        """Ends the workers, and the cluster if it is our own."""
+        self._ray.shutdown()
+
+    def num_workers(self, device: str, wanted: int | None) -> int:
+        """As many as asked for, else one per GPU, else one per machine. Raises UsageError beyond what there is."""
+        resources = self._ray.cluster_resources()
+        gpus = int(resources.get("GPU", 0)) if _may_use_gpu(device) else 0
+        machines = sum(1 for node in self._ray.nodes() if node["Alive"])
+        if device.startswith("cuda") and not gpus:
+            raise UsageError(f"engine.device: {device}, but the Ray cluster has no GPU")
+        most = gpus or int(resources.get("CPU", 1))
+        if wanted is not None and wanted > most:
+            raise UsageError(f"--workers: {wanted}, but the Ray cluster has {most} {'GPUs' if gpus else 'CPUs'}")
+        return wanted or gpus or machines
+
+    def hire(self, arguments: Mapping[str, Any], num_workers: int) -> "RayWorker":
+        """Starts a worker that loads its engine with `arguments` of `Engine.load`."""
+        ray, device = self._ray, str(arguments["device"])
+        resources = ray.cluster_resources()
+        if _may_use_gpu(device) and resources.get("GPU", 0):
+            options = {"num_gpus": 1, "num_cpus": 1}
+            arguments = {**arguments, "device": "cuda"}
+            threads = None
+        else:
+            threads = max(1, int(resources.get("CPU", 1)) // num_workers)
+            options = {"num_cpus": threads}
+            arguments = {**arguments, "memory": _share(arguments["memory"], num_workers)}
+        actor = ray.remote(_Actor).options(max_concurrency=4, scheduling_strategy="SPREAD", **options)
+        return RayWorker(ray, actor.remote(dict(arguments), threads))
+
+
+def _may_use_gpu(device: str) -> bool:
+    return device == "auto" or device.startswith("cuda")
+
+
+def _share(memory: Any, num_workers: int) -> Any:
+    """A share of a machine's memory is shared by its workers; a size is each worker's own."""
+    return memory / num_workers if isinstance(memory, float) and memory <= 1 else memory
+
+
+class _Actor:
+    """Runs in the worker's process."""
+
+    def __init__(self, arguments: dict[str, Any], threads: int | None) -> None:
+        import torch
+
+        from batchgen.engine import Engine
+
+        from .session import WorkerSession
+
+        engine = Engine.load(**arguments)
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self._session = WorkerSession(engine)
+
+    def facts(self) -> Facts:
+        return self._session.facts()
+
+    def begin(self) -> None:
+        self._session.begin()
+
+    def advance(self, requests: Sequence[Request], low: int, last: bool) -> Progress:
+        return self._session.advance(requests, low, last)
+
+    def interrupt(self) -> None:
+        self._session.interrupt()
+
+
+class RayWorker:
+    """The driver's end of an actor."""
+
+    def __init__(self, ray: Any, actor: Any) -> None:
+        self._ray = ray
+        self._actor = actor
+
+    def facts(self) -> Facts:
+        try:
+            facts: Facts = self._call(self._actor.facts.remote())
+        except WorkerLostError as error:
+            raise JobError(str(error)) from error
+        return facts
+
+    def begin(self) -> None:
+        self._call(self._actor.begin.remote())
+
+    def advance(self, requests: Sequence[Request], low: int, last: bool) -> Progress:
+        progress: Progress = self._call(self._actor.advance.remote(requests, low, last))
+        return progress
+
+    def interrupt(self) -> None:
+        with suppress(Exception):  # a worker that is gone does not run
+            self._actor.interrupt.remote()
+
+    def _call(self, reference: Any) -> Any:
+        errors = self._ray.exceptions
+        try:
+            return self._ray.get(reference)
+        except errors.ActorDiedError as error:  # its constructor's error, too
+            cause = getattr(error, "cause", None) or error
+            raise WorkerLostError(_first_line(cause)) from error
+        except (errors.RayActorError, errors.OwnerDiedError, errors.NodeDiedError) as error:
+            raise WorkerLostError(_first_line(error)) from error
+        except errors.RayTaskError as error:
+            raise error.as_instanceof_cause() from None
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if "Traceback" in str(error) else lines[0]
