@@ -19,7 +19,7 @@ from .publish import sync_directory as sync_names
 
 ASIDE = ".part"  # names that end so are never read, and removed by the next run
 
-P = TypeVar("P", Path, RemotePath)
+P = TypeVar("P", Path, RemotePath, contravariant=True)
 
 
 class Storage(Protocol[P]):
