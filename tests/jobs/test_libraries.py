@@ -102,3 +102,14 @@ def test_five_libraries_read_the_same_rows(tmp_path: Path, form: str) -> None:
     assert set().union(*expected) == set(NAMES)
     for name, rows in found.items():
         assert rows == expected, name
+
+
+def test_loaders_that_do_not_know_the_layout_count_right_or_say_so(tmp_path: Path) -> None:
+    write_input(tmp_path)
+    run(make_job(tmp_path, prompt__text="Say {{ text }}"), models=FakeModels())
+    output = tmp_path / "out"
+    assert len(load(output, "arrow", str(output / "*.arrow"))) == 20
+    with pytest.raises(ValueError, match="use `load_from_disk` instead"):
+        datasets.load_dataset(str(output), cache_dir=str(tmp_path / "cache"))
+    with pytest.raises(pa.ArrowInvalid, match="data-00000-of-00003"):
+        pa.dataset.dataset([str(path) for path in sorted(output.glob("*.arrow"))], format="ipc")
