@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import tokenizers
 
 from .checkpoint import resolve
 from .spec import ModelError
+from .token_bound import TokenBound, token_bound
 
 _SENTENCEPIECE_SPACE = "▁"
 
@@ -51,6 +53,14 @@ class Tokenizer:
         if piece.startswith(_SENTENCEPIECE_SPACE):  # decoded alone, it would lose its space
             return piece.replace(_SENTENCEPIECE_SPACE, " ")
         return str(self.backend.decode([token], skip_special_tokens=False))
+
+    def fewest_tokens(self, text: str) -> int:
+        """No fewer tokens than these has a text, told without tokenising it; 0 where nothing is known for sure."""
+        return self._bound.fewest(text)
+
+    @cached_property
+    def _bound(self) -> TokenBound:
+        return token_bound(self.backend.to_str())
 
     def digest(self) -> str:
         """Identity of everything that decides ids and prompts."""

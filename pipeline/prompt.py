@@ -50,6 +50,7 @@ class PromptTokenizer(Protocol):
     def chat_template(self) -> str | None: ...
     @property
     def special_tokens(self) -> Mapping[str, str]: ...
+    def fewest_tokens(self, text: str) -> int: ...
     def encode(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]: ...
     def decode(self, tokens: list[int]) -> str: ...
 
@@ -208,12 +209,33 @@ class Renderer:
     def _from_text(self, position: int, sampling: Sampling, text: str) -> Prompt:
         if not text:
             raise _fault("empty_prompt", "the prompt is empty")
-        return Prompt(position, sampling, text)
+        return self._possible(Prompt(position, sampling, text))
 
     def _from_chat(self, position: int, sampling: Sampling, chat: Chat) -> Prompt:
         if is_blank(chat):
             raise _fault("empty_prompt", "the chat has no text")
-        return Prompt(position, sampling, self._render_chat(chat), chat)
+        return self._possible(Prompt(position, sampling, self._render_chat(chat), chat))
+
+    def _possible(self, prompt: Prompt) -> Prompt:
+        """The prompt, unless its characters alone put it beyond the context; such a text takes gigabytes to tokenise."""
+        if self._settings.on_too_long in ("error", "skip"):
+            fewest = self._tokenizer.fewest_tokens(prompt.text) - self._special[0]
+            if fewest + prompt.sampling.max_tokens > self._context_length:
+                self._refuse(self._too_long(f"at least {fewest}", prompt))
+        return prompt
+
+    def _too_long(self, num_tokens: str, prompt: Prompt) -> str:
+        return (
+            f"prompt of {num_tokens} tokens and max_tokens of {prompt.sampling.max_tokens} "
+            f"exceed the context of {self._context_length}"
+        )
+
+    def _refuse(self, message: str) -> None:
+        """Ends the way of a row that is too long, where the policy is not to cut it."""
+        if self._settings.on_too_long == "skip":
+            raise _RowSkippedError(message)
+        if self._settings.on_too_long == "error":
+            raise _fault("context_length", message, "request")
 
     def _render_chat(self, chat: Chat) -> str:
         if self._chat is None:
@@ -262,15 +284,10 @@ class Renderer:
 
     def _shorten(self, prompt: Prompt, tokens: list[int]) -> list[int]:
         limit = self._context_length - prompt.sampling.max_tokens
-        message = (
-            f"prompt of {len(tokens)} tokens and max_tokens of {prompt.sampling.max_tokens} "
-            f"exceed the context of {self._context_length}"
-        )
+        message = self._too_long(str(len(tokens)), prompt)
+        self._refuse(message)
         side = self._settings.on_too_long
-        if side == "skip":
-            raise _RowSkippedError(message)
-        if side == "error":
-            raise _fault("context_length", message, "request")
+        assert side not in ("error", "skip")
         if prompt.chat is None:
             cut = cut_tokens(tokens, limit, side, self._special)
         else:

@@ -396,3 +396,33 @@ def test_a_chat_of_which_not_one_character_fits_is_an_error() -> None:
     assert text_of(one) == "[\u00e9]"
     [none] = render(prompt, row_batch(doc=["\u00e9" * 5]), tokenizer, context_length=8)
     assert texts([none]) == ["context_length"]
+
+
+class BoundedTokenizer(ByteTokenizer):
+    def fewest_tokens(self, text: str) -> int:
+        return len(text) // 4
+
+
+@pytest.mark.parametrize("policy", ["error", "skip"])
+def test_a_text_that_cannot_fit_by_its_characters_is_never_tokenised(policy: str) -> None:
+    tokenizer = BoundedTokenizer()
+    rows = row_batch(c=["x" * 400, "y" * 20, "z" * 1000])
+    tokenizer.calls.clear()
+    outcomes = render({"text": "{{ c }}", "on_too_long": policy}, rows, tokenizer, context_length=100)
+    assert sum(tokenizer.calls[2:]) == 1  # after what the renderer asked about the tokens it adds
+    message = "prompt of at least 249 tokens and max_tokens of"
+    if policy == "error":
+        assert [outcome.error.code if outcome.error else None for outcome in outcomes] == [
+            "context_length", None, "context_length",
+        ]  # fmt: skip
+        assert outcomes[2].error.message.startswith(message)
+    else:
+        assert [isinstance(outcome, Skipped) for outcome in outcomes] == [True, False, True]
+        assert outcomes[2].reason.startswith(message)
+
+
+def test_a_text_that_may_be_cut_is_tokenised_whatever_its_length() -> None:
+    tokenizer = BoundedTokenizer()
+    prompt = {"text": "{{ c }}", "on_too_long": "truncate_right"}
+    [outcome] = render(prompt, row_batch(c=["x" * 1000]), tokenizer, context_length=100)
+    assert outcome.error is None

@@ -25,6 +25,9 @@ class ByteTokenizer:
     special_tokens: Mapping[str, str] = {}
     chat_template: str | None = None
 
+    def fewest_tokens(self, text: str) -> int:
+        return len(text)
+
     def encode(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
         return [list(text.encode()) for text in texts]
 

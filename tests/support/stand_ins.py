@@ -26,6 +26,9 @@ class ByteTokenizer:
     special_tokens: Mapping[str, str] = field(default_factory=lambda: {"bos_token": "<s>", "eos_token": "</s>"})
     calls: list[int] = field(default_factory=list)
 
+    def fewest_tokens(self, text: str) -> int:
+        return 0
+
     def encode(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
         self.calls.append(len(texts))
         if self.poison is not None and any(self.poison in text for text in texts):
