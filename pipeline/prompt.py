@@ -217,7 +217,7 @@ class Renderer:
         return self._possible(Prompt(position, sampling, self._render_chat(chat), chat))
 
     def _possible(self, prompt: Prompt) -> Prompt:
-        """The prompt, unless its characters alone put it beyond the context; such a text takes gigabytes to tokenise."""
+        """The prompt, unless its characters alone put it beyond the context: gigabytes are not spent on its tokens."""
         if self._settings.on_too_long in ("error", "skip"):
             fewest = self._tokenizer.fewest_tokens(prompt.text) - self._special[0]
             if fewest + prompt.sampling.max_tokens > self._context_length:
