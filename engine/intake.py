@@ -4,6 +4,7 @@ Pulls one task at a time, when the scheduler asks for it; allocates nothing.
 """
 
 import operator
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass, replace
@@ -70,7 +71,7 @@ class Intake:
     def _fetch(self) -> Iterable[Sequence]:
         latest = self._latest
         while len(self.finished) < MAX_WAITING and (latest is None or len(latest.followers) < MAX_WAITING):
-            request = next(self.requests, None)
+            request = self._take()
             if request is None:
                 self.exhausted = True
                 return ()
@@ -83,6 +84,13 @@ class Intake:
                 self._latest = new_task(request, self.limits)
                 return new_sequences(self._latest, self.decode)
         return ()
+
+    def _take(self) -> Request | None:
+        """The next request, None behind the last; the time it takes to come is the engine's wait for the host."""
+        began = time.perf_counter()
+        request = next(self.requests, None)
+        self.statistics.host_wait_seconds += time.perf_counter() - began
+        return request
 
     def _follow(self, task: Task, request: Request) -> None:
         self.statistics.duplicates += 1

@@ -5,17 +5,18 @@ Knows token ids only. Equal prefixes become adjacent, equal prompts keep their i
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 Tokens = NDArray[np.uint32]
 Indices = NDArray[np.int64]
+Truths = NDArray[np.bool_]
 
-_STRIDES = (4, 16, 64, 256)  # tokens compared at once, more as prefixes turn out to be long
-_TOKENS_AT_ONCE = 1 << 18  # so that comparing needs a few megabytes, whatever the number of prompts
-_END = np.uint64(0)  # sorts before every token: a prompt comes before those it is a prefix of
+_WIDTH = 64  # tokens of each prompt that one round of sorting looks at
+_KEYS_AT_ONCE = 1 << 22  # tokens of all prompts in a round, so that it needs some 40 MB
+_COPIED_AT_ONCE = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,103 +39,73 @@ def plan(prompts: Sequence[Sequence[int]]) -> Plan:
 
 
 def plan_tokens(tokens: Tokens, offsets: Indices) -> Plan:
-    """Orders prompts stored one after another: prompt i is tokens[offsets[i]:offsets[i + 1]]."""
-    order = _sort(tokens, offsets)
-    common = np.zeros(len(order), np.int64)
-    common[1:] = _common_prefix(tokens, offsets, order[:-1], order[1:])
+    """Orders prompts stored one after another: prompt i is tokens[offsets[i]:offsets[i + 1]].
+
+    Sorts by the next tokens of every prompt, round after round; from the second round on only groups of prompts that
+    are equal so far take part, each kept together by its number in front of the key.
+    """
     lengths = offsets[1:] - offsets[:-1]
+    order = np.arange(len(lengths), dtype=np.int64)
+    common = np.zeros(len(lengths), np.int64)
+    places, groups, depth = order.copy(), np.zeros(len(order), np.uint32), 0
+    while len(places) > 1 and len(tokens):
+        width = max(1, min(_WIDTH, len(tokens), _KEYS_AT_ONCE // len(places)))
+        rows = order[places]
+        keys = _keys(tokens, offsets[rows] + depth, lengths[rows] - depth, groups, width)
+        sorting = np.argsort(keys.view(f"U{width + 1}")[:, 0], kind="stable")
+        keys, rows = keys[sorting], rows[sorting]
+        order[places] = rows
+        at, equal = _differences(keys)
+        alike = equal | (at > 0)  # of the same group, so their common prefix is known by this round or a later one
+        common[places[1:][alike]] = np.minimum(depth + np.where(equal, width, at - 1), lengths[rows[1:]])[alike]
+        places, groups = _unsettled(places, equal & (keys[1:, -1] != 0))
+        depth += width
     return Plan(order, common, int(lengths.sum() - common.sum()))
 
 
-def _sort(tokens: Tokens, offsets: Indices) -> Indices:
-    """Lexicographic order by repeated refinement: each round looks at two tokens behind a group's common prefix."""
-    order = np.arange(len(offsets) - 1, dtype=np.int64)
-    depth = np.zeros(len(order), np.int64)  # of the group that stands at a place of `order`
-    places = np.arange(len(order), dtype=np.int64) if len(order) > 1 else np.zeros(0, np.int64)
-    starts = np.zeros(len(order), bool)  # whether a group starts at a place
-    starts[:1] = True
-    while len(places):
-        _skip_common(tokens, offsets, order, depth, places, starts)
-        rows = order[places]
-        keys = _pair_keys(tokens, offsets, rows, depth[places])
-        groups = np.cumsum(starts[places])
-        sorting = np.lexsort((keys, groups))
-        order[places] = rows[sorting]
-        keys = keys[sorting]
-        starts[places[1:]] |= keys[1:] != keys[:-1]
-        depth[places] += 2
-        places = _unsettled(places, starts, keys)
-    return order
+def _keys(tokens: Tokens, starts: Indices, left: Indices, groups: NDArray[np.uint32], width: int) -> Tokens:
+    """One row for each prompt: its group, then token + 1 of the next `width` tokens, 0 behind its end.
+
+    So a prompt comes before those it is a prefix of. Taken as text of as many characters, rows sort by their numbers.
+    """
+    keys = np.empty((len(starts), width + 1), np.uint32)
+    keys[:, 0] = groups
+    windows = np.lib.stride_tricks.sliding_window_view(tokens, width)
+    step = max(1, _COPIED_AT_ONCE // width)
+    for first in range(0, len(starts), step):
+        part, ahead = keys[first : first + step, 1:], left[first : first + step, None]
+        part[:] = windows[np.minimum(starts[first : first + step], len(windows) - 1)]
+        part += np.uint32(1)
+        part *= np.arange(width) < ahead
+    for row in np.flatnonzero(starts >= len(windows)):  # the few at the end of all tokens
+        rest = tokens[starts[row] : starts[row] + left[row]]
+        keys[row, 1:] = 0
+        keys[row, 1 : 1 + len(rest)] = rest + np.uint32(1)
+    return keys
 
 
-def _unsettled(places: Indices, starts: NDArray[np.bool_], keys: NDArray[np.uint64]) -> Indices:
-    """Places of groups that have several rows and whose rows have not ended."""
-    first = starts[places]
-    last = np.append(first[1:], True)
-    open_ended = (keys & np.uint64(0xFFFFFFFF)) != _END
-    unsettled: Indices = places[~(first & last) & open_ended]
-    return unsettled
+def _differences(keys: Tokens) -> tuple[Indices, Truths]:
+    """Where each row but the first differs from the one before, and whether it does not at all."""
+    at, equal = np.zeros(len(keys) - 1, np.int64), np.zeros(len(keys) - 1, bool)
+    step = max(1, _COPIED_AT_ONCE // keys.shape[1])
+    for first in range(0, len(at), step):
+        last = min(first + step, len(at))
+        different = keys[first + 1 : last + 1] != keys[first:last]
+        at[first:last], equal[first:last] = different.argmax(axis=1), ~different.any(axis=1)
+    return at, equal
 
 
-def _skip_common(
-    tokens: Tokens,
-    offsets: Indices,
-    order: Indices,
-    depth: Indices,
-    places: Indices,
-    starts: NDArray[np.bool_],
-) -> None:
-    """Moves each group's depth to the end of the prefix that all its rows have in common."""
-    group = np.cumsum(starts[places]) - 1
-    heads = order[places[starts[places]]]
-    common = _common_prefix(tokens, offsets, heads[group], order[places], depth[places])
-    shortest = np.full(len(heads), np.iinfo(np.int64).max)
-    np.minimum.at(shortest, group, common)
-    depth[places] = shortest[group]
+def _unsettled(places: Indices, tied: Truths) -> tuple[Indices, NDArray[np.uint32]]:
+    """Places whose prompt is equal so far to a neighbour's, neither having ended; and the groups they form."""
+    starts, kept = np.ones(len(places), bool), np.zeros(len(places), bool)
+    starts[1:] = ~tied
+    kept[1:] = tied
+    kept[:-1] |= tied
+    return places[kept], np.cumsum(starts)[kept].astype(np.uint32)
 
 
-def _pair_keys(tokens: Tokens, offsets: Indices, rows: Indices, depth: Indices) -> NDArray[np.uint64]:
-    """Two tokens of each row from `depth` on as one number that sorts as they do."""
-    first = _tokens_at(tokens, offsets, rows, depth)
-    second = _tokens_at(tokens, offsets, rows, depth + 1)
-    return (first << np.uint64(32)) | second
-
-
-def _tokens_at(tokens: Tokens, offsets: Indices, rows: Indices, depth: Indices) -> NDArray[np.uint64]:
-    """Token id + 1 at `depth` of each row, 0 behind its end."""
-    at = offsets[rows] + depth
-    inside = at < offsets[rows + 1]
-    values = np.zeros(len(rows), np.uint64)
-    values[inside] = tokens[at[inside]].astype(np.uint64) + np.uint64(1)
-    return values
-
-
-def _common_prefix(
-    tokens: Tokens, offsets: Indices, left: Indices, right: Indices, known: Indices | None = None
-) -> Indices:
-    """Length of the common prefix of prompts left[i] and right[i], of which `known[i]` tokens are equal already."""
-    common = np.zeros(len(left), np.int64) if known is None else known.copy()
-    limit = np.minimum(offsets[left + 1] - offsets[left], offsets[right + 1] - offsets[right])
-    starts = (offsets[left], offsets[right])
-    going = np.flatnonzero(common < limit)
-    strides = chain(_STRIDES, repeat(_STRIDES[-1]))
-    while len(going):
-        stride = next(strides)
-        size = _TOKENS_AT_ONCE // stride
-        parts = [going[start : start + size] for start in range(0, len(going), size)]
-        going = np.concatenate([_extend(tokens, *starts, limit, common, part, stride) for part in parts])
-    return common
-
-
-def _extend(
-    tokens: Tokens, left: Indices, right: Indices, limit: Indices, common: Indices, pairs: Indices, stride: int
-) -> Indices:
-    """Lengthens `common` of some pairs in place by up to `stride` tokens; the pairs that may be equal beyond."""
-    at = common[pairs, None] + np.arange(stride)
-    inside = at < limit[pairs, None]
-    at = np.where(inside, at, 0)
-    equal = (tokens[left[pairs, None] + at] == tokens[right[pairs, None] + at]) & inside
-    gained = np.where(equal.all(axis=1), stride, np.argmin(equal, axis=1))
-    common[pairs] += gained
-    going: Indices = pairs[(gained == stride) & (common[pairs] < limit[pairs])]
-    return going
+def common_prefix(first: Tokens, second: Tokens) -> int:
+    """How many leading tokens of two prompts are equal."""
+    length = min(len(first), len(second))
+    different = np.flatnonzero(first[:length] != second[:length])
+    return int(different[0]) if len(different) else length

@@ -20,6 +20,7 @@ class Statistics:
     preemptions: int = 0
     copied_blocks: int = 0
     duplicates: int = 0
+    host_wait_seconds: float = 0.0  # for the next row to be read, rendered and planned
     running: int = 0
     kv_blocks_used: int = 0
     kv_blocks_peak: int = 0

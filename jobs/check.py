@@ -16,6 +16,7 @@ from batchgen.pipeline.chat import ChatTemplate
 from batchgen.pipeline.files import find_files
 from batchgen.pipeline.place import is_url, names_of, place
 from batchgen.pipeline.prompt import TemplateError, template_columns
+from batchgen.pipeline.reorder import require_movable
 from batchgen.pipeline.sink import OutputError
 from batchgen.pipeline.source import sample_schema, why_no_columns
 from batchgen.pipeline.trial import is_plain, require_writable
@@ -100,6 +101,7 @@ def _matches(parts: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
 def check_columns(job: Job, schema: pa.Schema) -> None:
     """Columns that templates, per_row and output name must be there, and results need names of their own."""
     used = _named(job, lambda: template_columns(job.prompt))
+    _named(job, lambda: require_movable(job.prompt))
     place = "prompt.messages_column" if job.prompt.messages_column else "prompt"
     _require_columns(job, place, used, schema)
     for key, column in job.generation.per_row.items():

@@ -15,6 +15,7 @@ from .check import check_columns, check_files, check_model
 from .generate import make_renderer
 from .job import Job
 from .models import LoadedModel, Models
+from .ordering import arranged, stored_order
 from .resolved import describe_sampling, resolve_sampling
 
 
@@ -27,12 +28,16 @@ def preview_job(job: Job, count: int, models: Models | None = None) -> Iterator[
     source = open_source(job.input.model_copy(update={"limit": limit}), job.base)
     check_columns(job, source.schema)
     sampling, origins = resolve_sampling(job, models)
-    renderer = make_renderer(job, models, sampling, models.tokenizer(job), date.today().isoformat())
+    whole = open_source(job.input, job.base) if job.prompt.reorder else source  # by which the order is chosen
+    written, order = arranged(job, whole, stored_order(job))
+    renderer = make_renderer(written, models, sampling, models.tokenizer(job), date.today().isoformat())
     engine = models.engine(job)
     outcomes = [outcome for batch in source.batches() for outcome in renderer.render(batch)]
     requests = [outcome for outcome in outcomes if isinstance(outcome, Request)]
     completions = {completion.key: completion for completion in engine.run(requests)}
     yield describe_sampling(sampling, origins)
+    if job.prompt.reorder:
+        yield order.describe()
     for position, outcome in enumerate(outcomes):
         yield f"--- row {position} ({source.place(position)})"
         if isinstance(outcome, Skipped):

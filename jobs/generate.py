@@ -6,6 +6,7 @@ Knows the order in which these parts are made; publishing is not known here.
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from .finish import journal_schema
 from .formats import first_prompts, settle_formats, with_formats
 from .job import Job
 from .models import LoadedModel, Models
+from .ordering import arranged
 from .outcomes import SKIPPED, codes_of
 from .output import Output
 from .progress import Display, Meter, Progress
@@ -53,7 +55,11 @@ class Generation:
         self.sampling, self.origins = resolve_sampling(job, models)
         tokenizer = self._tokenizer = models.tokenizer(job)
         require_known_tokens(job, self.sampling, tokenizer.size)
-        self.renderer = make_renderer(job, models, self.sampling, tokenizer, output.manifest.template_date)
+        written, self.arrangement = arranged(job, source, output.manifest.prompt_order)
+        if job.prompt.reorder:
+            output.manifest.prompt_order = asdict(self.arrangement)
+            output.save()
+        self.renderer = make_renderer(written, models, self.sampling, tokenizer, output.manifest.template_date)
         require_columns(self.renderer, source.schema)
         self._prefix = job.output.prefix
         self._last_error: str | None = None
@@ -93,11 +99,15 @@ class Generation:
             self._journal = stack.enter_context(writer)
             for display in displays:
                 stack.enter_context(Progress(self.snapshot, display))
-            stack.callback(self.log_progress)
+            stack.callback(self._conclude)
             for batch in stack.enter_context(closing(self._answers(todo, stopping))):
                 self._take(batch)
         self._output.manifest.speculation = self.snapshot().speculation
         self._output.manifest.replaced_surrogates = self._source.replaced_surrogates + self.renderer.replaced_surrogates
+
+    def _conclude(self) -> None:
+        self._output.host_wait_seconds = self.snapshot().host_wait
+        self.log_progress()
 
     def _answers(self, todo: NDArray[np.bool_], stopping: Callable[[], bool]) -> Generator[pa.RecordBatch, None, None]:
         yield from answers(

@@ -25,7 +25,7 @@ class Manifest:
 
     `published`: there are final files, and positions below `final_rows` are in them or skipped. Journal segments up
     to number `published_segment` say nothing about those positions any more. `input_schema`: the types of the input's
-    columns as settled, an Arrow schema in base64.
+    columns as settled, an Arrow schema in base64. `prompt_order`: what `prompt.reorder` chose, for all runs of the job.
     """
 
     job: str
@@ -45,6 +45,7 @@ class Manifest:
     input: list[dict[str, Any]] = field(default_factory=list)
     num_rows: int = 0
     input_schema: str | None = None
+    prompt_order: dict[str, Any] | None = None
     replaced_surrogates: int = 0
     published: bool = False
     final_rows: int = 0

@@ -22,6 +22,7 @@ _HELP = {
     "output_tokens_per_second": "Mean over this run",
     "reuse": "Share of prompt tokens that were not computed again",
     "kv_use": "Share of KV blocks in use",
+    "host_wait": "Share of the time in which the engine waited for rows to be read, rendered and planned",
     "running": "1 while the run goes on",
 }
 

@@ -48,6 +48,7 @@ class Output:
         self.outcomes = Outcomes(0)
         self.standing = self.outcomes.codes  # outcomes of the rows in the final files, OPEN elsewhere
         self.manifest = _new_manifest(job, {})
+        self.host_wait_seconds = 0.0  # of this run: the engine waited for rows
         self._attached = False
         self._unpublished = False
         self._began = time.monotonic()
@@ -127,6 +128,7 @@ class Output:
         earlier = self.manifest.times
         times = {
             "seconds": round(earlier.get("seconds", 0.0) + time.monotonic() - self._began, 3),
+            "host_wait_seconds": round(earlier.get("host_wait_seconds", 0.0) + self.host_wait_seconds, 3),
             "runs": earlier.get("runs", 0) + 1,
             "ended": _now(),
         }

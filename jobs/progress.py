@@ -15,13 +15,16 @@ from typing import Any, Protocol, Self, TextIO
 from tqdm import tqdm
 
 _BAR_SECONDS, _LINE_SECONDS = 0.5, 30.0
-_COUNTERS = ("computed_prompt_tokens", "cached_prompt_tokens", "output_tokens")
+_COUNTERS = ("computed_prompt_tokens", "cached_prompt_tokens", "output_tokens", "host_wait_seconds")
 _SPECULATION = ("steps", "drafted_steps", "drafted_tokens", "accepted_tokens")
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """How far the run is. Tokens are prompt tokens (computed and reused) and output tokens of this run."""
+    """How far the run is. Tokens are prompt tokens (computed and reused) and output tokens of this run.
+
+    `host_wait` are the seconds in which the engine waited for rows to be read, rendered and planned.
+    """
 
     rows_done: int
     rows_total: int
@@ -32,6 +35,7 @@ class Snapshot:
     tokens_total: int
     kv_use: float
     speculation: dict[str, int] = field(default_factory=dict)  # steps, those with drafts, drafted and accepted tokens
+    host_wait: float = 0.0
 
     @property
     def tokens(self) -> int:
@@ -39,7 +43,7 @@ class Snapshot:
 
     @property
     def rates(self) -> dict[str, float]:
-        """Rows, prompt tokens and output tokens per second; share of prompt tokens reused; share of KV in use."""
+        """Rows, prompt and output tokens per second; shares of prompt tokens reused, KV in use and time waited."""
         seconds = max(self.seconds, 1e-9)
         prompt = self.computed_tokens + self.reused_tokens
         return {
@@ -48,6 +52,7 @@ class Snapshot:
             "output_tokens_per_second": self.output_tokens / seconds,
             "reuse": self.reused_tokens / prompt if prompt else 0.0,
             "kv_use": self.kv_use,
+            "host_wait": self.host_wait / seconds,
         }
 
     @property
@@ -66,7 +71,7 @@ class Meter:
         self._prompt_done = 0
         self._output_done = 0
         self._began = time.monotonic()
-        self._earlier = dict.fromkeys((*_COUNTERS, *_SPECULATION), 0)
+        self._earlier: dict[str, Any] = dict.fromkeys((*_COUNTERS, *_SPECULATION), 0)
         self._statistics: Any = None
 
     def finished(self, rows: int, prompt_tokens: int, output_tokens: int) -> None:
@@ -79,7 +84,7 @@ class Meter:
         if statistics is not self._statistics:
             self._add(self._statistics)
             self._statistics = statistics
-        computed, reused, output = (self._earlier[name] + getattr(statistics, name, 0) for name in _COUNTERS)
+        computed, reused, output, host_wait = (self._earlier[name] + getattr(statistics, name, 0) for name in _COUNTERS)
         tokens = computed + reused + output
         blocks = getattr(statistics, "kv_blocks_total", 0)
         return Snapshot(
@@ -92,6 +97,7 @@ class Meter:
             tokens_total=self._total(tokens),
             kv_use=getattr(statistics, "kv_blocks_used", 0) / blocks if blocks else 0.0,
             speculation={name: self._earlier[name] + getattr(statistics, name, 0) for name in _SPECULATION},
+            host_wait=host_wait,
         )
 
     def _total(self, tokens: int) -> int:
@@ -193,7 +199,8 @@ def _figures(snapshot: Snapshot) -> str:
     return (
         f"{snapshot.rows_done}/{snapshot.rows_total} rows, {rates['rows_per_second']:.1f} rows/s, "
         f"prompt {rates['prompt_tokens_per_second']:.0f} tok/s, "
-        f"output {rates['output_tokens_per_second']:.0f} tok/s, reuse {rates['reuse']:.0%}, KV {rates['kv_use']:.0%}"
+        f"output {rates['output_tokens_per_second']:.0f} tok/s, reuse {rates['reuse']:.0%}, KV {rates['kv_use']:.0%}, "
+        f"host wait {rates['host_wait']:.0%}"
     )
 
 

@@ -159,12 +159,15 @@ class Session:
                 "origins": generation.origins,
                 "engine": resolved,
                 "formats": generation.formats,
+                "prompt_order": generation.arrangement.orders,
             }
             print(json.dumps({"event": "settings", **settings}), file=sys.stderr)
         else:
             for line in [*describe_formats(generation.formats), describe_engine(generation.engine.resolved)]:
                 print(line, file=sys.stderr)
             print(describe_sampling(generation.sampling, generation.origins), file=sys.stderr)
+            if self.job.prompt.reorder:
+                print(generation.arrangement.describe(), file=sys.stderr)
 
     def announce(self, exit_code: int, error: str | None = None) -> str | None:
         """Hands the manifest to `run.on_finish` and tells what went wrong with that.

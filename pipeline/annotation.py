@@ -21,6 +21,7 @@ from batchgen.engine.generation import resolve_generation
 from .config import PromptSettings
 from .flow import Generator, answers
 from .prompt import Renderer
+from .reorder import arrange
 from .result import ResultEncoder, result_schema
 from .rows import FileIdentity, RowBatch, Skipped
 from .text import repair_text
@@ -70,6 +71,8 @@ def annotate(
     _refuse_no_room(base.max_tokens, engine.context_length)
     per_row = {str(key): column for key, column in sampling.per_row.items()}
     today = datetime.date.today().isoformat()
+    if settings.reorder:
+        settings = arrange(settings, DatasetSource(rows)).applied(settings)
     renderer = Renderer(settings, base, per_row, engine.tokenizer, engine.context_length, today)
     encoder = ResultEncoder(engine.tokenizer, base, engine.eos_ids, prefix)
     return _joined(rows, encoder, _collect(DatasetSource(rows), renderer, engine, encoder))

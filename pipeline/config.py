@@ -90,6 +90,11 @@ class PromptSettings(Section):
     on_too_long: Literal["error", "truncate_left", "truncate_right", "skip"] = Field(
         "error", description="prompt + max_tokens beyond the context"
     )
+    reorder: bool = Field(
+        False,
+        description="blocks of a template (between blank lines) that hold fields and are neighbours take the order in "
+        "which the first rows share most; that changes answers",
+    )
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -105,6 +110,8 @@ class PromptSettings(Section):
             raise ValueError(f"{given[1]}: cannot stand beside {given[0]}, keep one of them")
         if self.chat != "auto" and self.text is None:
             raise ValueError(f"chat: goes only with text, not with {given[0]}; remove the key")
+        if self.reorder and self.messages_column is not None:
+            raise ValueError("reorder: goes only with text or messages, not with messages_column; remove the key")
 
 
 class RequestPrompts(PromptSettings):

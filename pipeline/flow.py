@@ -136,6 +136,7 @@ def _render(source: Source, renderer: Renderer, done: Callable[[int], bool], flo
         if flow.stop.is_set():
             return
         outcomes = renderer.render(batch, done)
+        del batch  # or its row group would be kept while the next one is read
         skipped = [outcome for outcome in outcomes if isinstance(outcome, Skipped)]
         if skipped:
             flow.put_skipped(skipped)
@@ -151,6 +152,7 @@ def _small_first(batches: Iterable[RowBatch]) -> Iterator[RowBatch]:
             yield batch.slice(offset, size)
             offset += size
             size = min(2 * size, _MOST_ROWS)
+        del batch
 
 
 def _generate(engine: Generator, windows: Iterator[Iterator[Request]], stop: threading.Event) -> Iterator[Completion]:

@@ -74,7 +74,11 @@ class RowFaultError(Exception):
 
 
 class _RowSkippedError(Exception):
-    """Ends the way of one row by policy."""
+    """Ends the way of one row by a policy of the prompt section."""
+
+    def __init__(self, reason: str, policy: str = "on_null") -> None:
+        super().__init__(reason)
+        self.policy = policy
 
 
 def _fault(code: str, message: str, stage: str = "prompt") -> RowFaultError:
@@ -115,6 +119,7 @@ class Renderer:
         self._used = template_columns(prompt)
         self.columns = self._used | frozenset(per_row.values())
         self.replaced_surrogates = 0
+        self.truncated = 0  # prompts cut to the context
         environment = prompt_environment(prompt.on_null == "empty")
         self._templates = [(name, compile_template(environment, text, name)) for name, text in _templates(prompt)]
         self._chat = self._choose_chat(chat_template or tokenizer.chat_template, date)
@@ -154,7 +159,7 @@ class Renderer:
         try:
             return work(*arguments)
         except _RowSkippedError as skip:
-            return Skipped(position, str(skip))
+            return Skipped(position, str(skip), skip.policy)
         except RowFaultError as fault:
             return self._failed(position, fault.error)
 
@@ -233,7 +238,7 @@ class Renderer:
     def _refuse(self, message: str) -> None:
         """Ends the way of a row that is too long, where the policy is not to cut it."""
         if self._settings.on_too_long == "skip":
-            raise _RowSkippedError(message)
+            raise _RowSkippedError(message, "on_too_long")
         if self._settings.on_too_long == "error":
             raise _fault("context_length", message, "request")
 
@@ -294,6 +299,7 @@ class Renderer:
             cut = cut_chat(prompt.chat, limit, side, self._tokenizer, self._encode_chat)
         if cut is None:
             raise _fault("context_length", f"{message}, and cutting cannot make it fit", "request")
+        self.truncated += 1
         return cut
 
     def _encode_chat(self, chat: Chat) -> list[int]:

@@ -82,10 +82,11 @@ class RowTag:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A row that a policy left out: it has no answer and no error."""
+    """A row that a policy left out (`on_null` or `on_too_long`): it has no answer and no error."""
 
     position: int
     reason: str
+    policy: str
 
 
 class Source(Protocol):

@@ -119,8 +119,9 @@ class FileSource:
 
 def _read_run(run: Run, start: int, stop: int, schema: pa.Schema) -> Iterator[RowBatch]:
     shift = run.start - run.first_row
-    for batch in run.reader.read(start - shift, stop - shift, schema):
-        yield RowBatch(batch.start + shift, batch.columns, batch.errors)
+    batches = run.reader.read(start - shift, stop - shift, schema)
+    # no loop: its variable would keep the row group of the last batch while the next one is read
+    return map(lambda batch: RowBatch(batch.start + shift, batch.columns, batch.errors), batches)  # noqa: C417
 
 
 def _open(

@@ -1,51 +1,69 @@
-"""The requests of one window, kept as compact arrays and as tokens on disk, handed out in the order of their plan.
+"""The requests of one window, kept as compact arrays, handed out in the order of their plan.
 
-Knows requests and files of one directory; when a window is full is decided elsewhere.
+Knows requests and how they become numbers and back; when a window is full is decided elsewhere.
 """
 
 import json
 from array import array
 from collections.abc import Iterator
+from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, fields, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from batchgen.engine.plan import Plan, plan_tokens
 from batchgen.engine.request import Request, RowError, Sampling
 
 from .rows import RowTag
+from .runs import Part, Parts, Runs, RunSizes
+from .token_rows import ROW, TOKEN_BYTES, TokenRows, naming_space
 
 _BUT_SEED = attrgetter(*(field.name for field in fields(Sampling) if field.name != "seed"))
 
 
 class WindowWriter:
-    """Takes requests one by one; memory per request is 28 bytes, some 60 with its plan, whatever it holds."""
+    """Takes requests one by one. What `sizes` says is held in memory; more goes to disk, sorted in the pool."""
 
-    def __init__(self, directory: Path, name: str) -> None:
-        self._path = directory / f"{name}.tokens"
+    def __init__(self, directory: Path, name: str, pool: Executor, sizes: RunSizes = RunSizes()) -> None:  # noqa: B008 frozen
+        self._runs = Runs(directory, name, pool, sizes)
+        self._sizes = sizes
+        self._directory = directory
         self._errors_path = directory / f"{name}.errors"
-        self._file = self._path.open("wb", buffering=1 << 20)
         self._errors_file = self._errors_path.open("wb", buffering=1 << 16)
-        self._keys = array("q")
-        self._lengths = array("q")
-        self._seeds = array("q")
-        self._samplings = array("i")
         self._interned: dict[Any, tuple[int, Sampling]] = {}
+        self._begin_chunk()
         self.num_rows = 0
         self.num_tokens = 0
 
+    def _begin_chunk(self) -> None:
+        self._tokens = array("I")
+        self._keys, self._seeds = array("q"), array("q")
+        self._lengths, self._samplings = array("i"), array("i")
+
+    @property
+    def chunk_is_full(self) -> bool:
+        """What is in memory goes to disk with the next request."""
+        return len(self._tokens) >= self._sizes.tokens or len(self._keys) >= self._sizes.rows
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on disk if what is in memory were there too."""
+        return self._runs.num_bytes + TOKEN_BYTES * len(self._tokens) + ROW.itemsize * len(self._keys)
+
     def add(self, request: Request) -> None:
-        """Stores a request; one that was born failed is stored with its error."""
+        """Stores a request; one that was born failed is stored with its error. Raises StoreError for a full disk."""
         self.num_rows += 1
         if request.error is not None:
-            record = {"key": request.key, **asdict(request.error)}
-            self._errors_file.write(json.dumps(record).encode() + b"\n")
+            record = json.dumps({"key": request.key, **asdict(request.error)}).encode() + b"\n"
+            with naming_space(self._directory, len(record)):
+                self._errors_file.write(record)
             return
-        self._file.write(array("I", request.prompt).tobytes())
+        if self.chunk_is_full:
+            self._runs.add(self._chunk())
+            self._begin_chunk()
+        self._tokens.extend(request.prompt)
         self._keys.append(request.key)
         self._lengths.append(len(request.prompt))
         self._seeds.append(request.sampling.seed)
@@ -54,21 +72,17 @@ class WindowWriter:
 
     def finish(self) -> "Window":
         """Plans what was stored."""
-        self._file.close()
-        self._errors_file.close()
-        offsets = np.concatenate([[0], np.cumsum(np.frombuffer(self._lengths, np.int64))]).astype(np.int64)
-        tokens = _map(self._path, self.num_tokens)
-        return Window(
-            num_rows=self.num_rows,
-            path=self._path,
-            errors_path=self._errors_path,
-            keys=np.frombuffer(self._keys, np.int64),
-            offsets=offsets,
-            seeds=np.frombuffer(self._seeds, np.int64),
-            sampling_ids=np.frombuffer(self._samplings, np.int32),
-            samplings=[sampling for _, sampling in self._interned.values()],
-            plan=plan_tokens(tokens, offsets),
-        )
+        with naming_space(self._directory, 0):
+            self._errors_file.close()
+        samplings = [sampling for _, sampling in self._interned.values()]
+        parts = self._runs.parts(self._chunk())
+        return Window(self.num_rows, self.num_tokens, self._errors_path, samplings, self._runs, parts)
+
+    def _chunk(self) -> TokenRows:
+        rows = np.empty(len(self._keys), ROW)
+        rows["key"], rows["seed"] = self._keys, self._seeds
+        rows["length"], rows["sampling"] = self._lengths, self._samplings
+        return TokenRows(np.frombuffer(self._tokens, np.uint32), rows)
 
     def _intern(self, sampling: Sampling) -> int:
         """The number of the first sampling that differs by nothing but the seed, which each row may have its own."""
@@ -80,31 +94,42 @@ class Window:
     """Planned requests; they become objects only when they are taken."""
 
     num_rows: int  # those born failed included
-    path: Path
+    num_tokens: int
     errors_path: Path
-    keys: NDArray[np.int64]
-    offsets: NDArray[np.int64]
-    seeds: NDArray[np.int64]
-    sampling_ids: NDArray[np.int32]
     samplings: list[Sampling]
-    plan: Plan
+    runs: Runs
+    planned: Parts
 
     def requests(self) -> Iterator[Request]:
         """Those born failed, then the others in planned order. The files are removed behind the last one."""
         try:
             yield from self._failed()
-            tokens = _map(self.path, int(self.offsets[-1]))
-            for index in self.plan.order:
-                key, sampling = int(self.keys[index]), self._sampling(index)
-                prompt = tokens[self.offsets[index] : self.offsets[index + 1]].tolist()
-                yield Request(key, prompt, sampling, RowTag(key, sampling))
+            for part in self.planned:
+                yield from self._of_part(part)
         finally:
-            self.path.unlink(missing_ok=True)
-            self.errors_path.unlink(missing_ok=True)
+            self.remove()
 
-    def _sampling(self, index: np.int64) -> Sampling:
-        sampling: Sampling = self.samplings[int(self.sampling_ids[index])]
-        seed = int(self.seeds[index])
+    def parts(self) -> Iterator[Part]:
+        """The rows in planned order as arrays, instead of `requests`."""
+        try:
+            yield from self.planned
+        finally:
+            self.remove()
+
+    def remove(self) -> None:
+        """Removes the files."""
+        self.runs.remove()
+        self.errors_path.unlink(missing_ok=True)
+
+    def _of_part(self, part: Part) -> Iterator[Request]:
+        tokens, offsets = part.rows.tokens, part.rows.offsets
+        for index in part.plan.order.tolist():
+            key, seed, _, number = part.rows.rows[index].item()
+            sampling = self._sampling(number, seed)
+            yield Request(key, tokens[offsets[index] : offsets[index + 1]].tolist(), sampling, RowTag(key, sampling))
+
+    def _sampling(self, number: int, seed: int) -> Sampling:
+        sampling = self.samplings[number]
         return sampling if sampling.seed == seed else replace(sampling, seed=seed)
 
     def _failed(self) -> Iterator[Request]:
@@ -114,9 +139,3 @@ class Window:
                 record = json.loads(line)
                 key = record.pop("key")
                 yield Request(key, (), neutral, RowTag(key, neutral), RowError(**record))
-
-
-def _map(path: Path, num_tokens: int) -> NDArray[np.uint32]:
-    if num_tokens == 0:
-        return np.zeros(0, np.uint32)
-    return np.asarray(np.memmap(path, np.uint32, mode="r", shape=(num_tokens,)))  # plain slices are much faster

@@ -3,16 +3,20 @@
 Knows budgets and threads; how a window is stored is in store.py, how it is ordered in engine/plan.py.
 """
 
+import shutil
 import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from batchgen.engine.request import Request
 
 from .background import Ahead
+from .runs import RunSizes
 from .store import Window, WindowWriter
 
 
@@ -21,17 +25,21 @@ class WindowBudget:
     """How much one window holds at most.
 
     The first one ends `patience` seconds after its first request. A later one ends when the one before is nearly
-    handed out, but holds at least four times as many rows: prefixes are shared within a window, so an engine that is
-    slower than reading gets few large ones, and a faster one does not wait for all of the input.
+    handed out, but holds at least four times as many rows: prefixes are shared within a window, so with an engine that
+    is slower than reading the second window is all the rest of the input, and a faster one does not wait for all of
+    it. `disk`: bytes that a window may take there; None is half of what is free when it begins.
     """
 
-    rows: int = 1_000_000
-    tokens: int = 1 << 28  # 1 GiB on disk
+    rows: float = float("inf")
+    tokens: float = float("inf")
     patience: float = 0.25
+    disk: int | None = None
+    sizes: RunSizes = RunSizes()  # noqa: RUF009 frozen
 
 
 _GROWTH = 4
 _LEFT = 1 / 8  # of a window, while the next one is planned
+_PLANNERS = 2  # threads
 
 
 class _Pace:
@@ -57,35 +65,65 @@ def plan_windows(
 
     Reads `requests` in a thread, one window ahead; its errors are raised here. `stop` ends it between two requests.
     Files are kept in a directory inside `directory` (default: the system's) and removed when the iterator ends.
+    Raises StoreError when the disk they are on is full.
     """
     stop = stop or threading.Event()
     with (
         tempfile.TemporaryDirectory(prefix="window-", dir=directory) as place,
-        Ahead(_build(requests, Path(place), budget, stop, pace := _Pace()), 1, stop) as windows,
+        planners() as pool,
+        Ahead(_build(requests, Desk(Path(place), pool, budget), stop, pace := _Pace()), 1, stop) as windows,
     ):
         for number, window in enumerate(windows):
             yield pace.follow(number, window)
 
 
-def _build(
-    requests: Iterable[Request], place: Path, budget: WindowBudget, stop: threading.Event, pace: _Pace
-) -> Iterator[Window]:
+@contextmanager
+def planners() -> Iterator[Executor]:
+    """Threads that sort and plan; what they have not begun is dropped at the end."""
+    pool = ThreadPoolExecutor(_PLANNERS, thread_name_prefix="batchgen-plan")
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@dataclass
+class Desk:
+    """Where windows are written: a directory, threads that sort, and how large a window gets."""
+
+    directory: Path
+    pool: Executor
+    budget: WindowBudget
+    written: int = 0
+    disk: float = 0.0
+
+    def open(self) -> WindowWriter:
+        """The next window, empty."""
+        free = shutil.disk_usage(self.directory).free
+        self.disk = free / 2 if self.budget.disk is None else self.budget.disk
+        self.written += 1
+        return WindowWriter(self.directory, str(self.written - 1), self.pool, self.budget.sizes)
+
+    def is_full(self, writer: WindowWriter) -> bool:
+        """Whether the window holds all it may, or the disk has no room for what it holds in memory."""
+        if writer.num_rows >= self.budget.rows or writer.num_tokens >= self.budget.tokens:
+            return True
+        return writer.chunk_is_full and writer.num_bytes > self.disk
+
+
+def _build(requests: Iterable[Request], desk: Desk, stop: threading.Event, pace: _Pace) -> Iterator[Window]:
     number, smallest, deadline = 0, 1, float("inf")
-    writer = WindowWriter(place, "0")
+    writer = desk.open()
     for request in requests:
         if stop.is_set():
             return
         writer.add(request)
         if number == 0 and writer.num_rows == 1:
-            deadline = time.monotonic() + budget.patience
+            deadline = time.monotonic() + desk.budget.patience
         wanted = pace.low >= number - 1 if number else time.monotonic() > deadline
-        if _is_full(writer, budget) or (wanted and writer.num_rows >= smallest):
+        if desk.is_full(writer) or (wanted and writer.num_rows >= smallest):
             number, smallest = number + 1, _GROWTH * writer.num_rows
             yield writer.finish()
-            writer = WindowWriter(place, str(number))
+            writer = desk.open()
     if writer.num_rows:
         yield writer.finish()
-
-
-def _is_full(writer: WindowWriter, budget: WindowBudget) -> bool:
-    return writer.num_rows >= budget.rows or writer.num_tokens >= budget.tokens

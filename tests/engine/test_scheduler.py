@@ -18,6 +18,7 @@ from scheduling import (
     prompts_of_a_tree,
 )
 
+from batchgen.engine import intake
 from batchgen.engine.blocks import BlockPool, BlockTree
 from batchgen.engine.intake import Intake
 from batchgen.engine.request import Request, RowError, Sampling
@@ -331,3 +332,22 @@ def test_hundred_thousand_rows_leave_nothing_behind():
     finished, statistics = drive(requests, num_blocks=64, block_size=4, budget=64, max_sequences=32)
     assert len(finished) == 20_000
     assert statistics.kv_blocks_peak <= 64
+
+
+def test_waiting_for_the_next_row_is_counted_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(intake, "time", type("Clock", (), {"perf_counter": staticmethod(lambda: clock[0])}))
+
+    def slow():
+        for key in range(3):
+            clock[0] += 2.0
+            yield Request(key, [1, 2, key], greedy(1))
+
+    statistics = Statistics()
+    taken = Intake(slow(), Bounds(100), lambda tokens: "", deque(), statistics)
+    while (head := taken.head()) is not None:
+        taken.pop()
+        clock[0] += 50.0  # the engine is busy with `head`
+    assert head is None
+    assert taken.exhausted
+    assert statistics.host_wait_seconds == 6.0

@@ -64,13 +64,14 @@ def test_drafts_of_all_runs_are_told_in_manifest_and_log(tmp_path: Path) -> None
 
 
 def test_figures() -> None:
-    snapshot = Snapshot(5, 10, 10.0, 60, 20, 20, 200, 0.5)
+    snapshot = Snapshot(5, 10, 10.0, 60, 20, 20, 200, 0.5, host_wait=2.5)
     assert snapshot.rates == {
         "rows_per_second": 0.5,
         "prompt_tokens_per_second": 8.0,
         "output_tokens_per_second": 2.0,
         "reuse": 0.25,
         "kv_use": 0.5,
+        "host_wait": 0.25,
     }
     assert snapshot.seconds_left == 10.0
     assert Snapshot(0, 10, 10.0, 60, 20, 20, 200, 0.5).seconds_left is None

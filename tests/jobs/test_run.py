@@ -61,6 +61,18 @@ def test_one_row_out_per_row_in_whatever_the_format(tmp_path: Path, form: str) -
     assert counts["error"] == 3
 
 
+def test_the_time_the_engine_waited_for_rows_adds_up_over_runs(tmp_path: Path) -> None:
+    write_rows(tmp_path, 20)
+    models = FakeModels()
+    models.fake.statistics.host_wait_seconds = 2.0  # as if it had waited before its first row
+    run(make_job(tmp_path, input__limit=10), models=models)
+    assert manifest(tmp_path / "out")["times"]["host_wait_seconds"] == 2.0
+    models = FakeModels()
+    models.fake.statistics.host_wait_seconds = 3.0
+    run(make_job(tmp_path), models=models)
+    assert manifest(tmp_path / "out")["times"]["host_wait_seconds"] == 5.0
+
+
 def test_sidecars(tmp_path: Path) -> None:
     write_rows(tmp_path, 20)
     run(make_job(tmp_path, generation__seed=3, run__price_per_hour=3600), models=FakeModels())
@@ -77,8 +89,9 @@ def test_sidecars(tmp_path: Path) -> None:
     assert stored["versions"]["batchgen"]
     assert stored["tokens"]["completion_tokens"] > 0
     assert stored["cost"]["total"] == pytest.approx(stored["times"]["seconds"], abs=1e-3)
-    events = [json.loads(line)["event"] for line in (sidecar / "log.jsonl").read_text().splitlines()]
-    assert events == ["started", "progress", "finished"]
+    events = [json.loads(line) for line in (sidecar / "log.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in events] == ["started", "progress", "finished"]
+    assert 0 <= events[1]["speed"]["host_wait"] <= 1
     status = read_status(tmp_path / "out")
     assert status.speed["rows_per_second"] > 0
     assert "null_value: column 'word' is null" in (status.last_error or "")

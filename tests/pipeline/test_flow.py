@@ -100,7 +100,7 @@ def test_skipped_rows_are_told_and_done_rows_are_not_asked(tmp_path: Path) -> No
         skip=skipped.extend,
     )
     assert collect(batches) == {2: "c", 4: "e"}
-    assert skipped == [Skipped(1, "column 'x' is null")]
+    assert skipped == [Skipped(1, "column 'x' is null", "on_null")]
     assert sorted(engine.seen) == [2, 4]
 
 

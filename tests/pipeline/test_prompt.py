@@ -119,7 +119,10 @@ def test_nulls_follow_the_policy_and_nan_is_null() -> None:
     assert texts(render(prompt, batch)) == ["<s>a 1.0", "null_value", "null_value"]
     assert texts(render({**prompt, "on_null": "empty"}, batch)) == ["<s>a 1.0", "<s> 2.0", "<s>c "]
     skipped = render({**prompt, "on_null": "skip"}, batch)
-    assert skipped[1:] == [Skipped(1, "column 'doc' is null"), Skipped(2, "column 'score' is null")]
+    assert skipped[1:] == [
+        Skipped(1, "column 'doc' is null", "on_null"),
+        Skipped(2, "column 'score' is null", "on_null"),
+    ]
     assert "None" not in "".join(texts(render({**prompt, "on_null": "empty"}, batch)))
 
 

@@ -8,15 +8,16 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchgen.engine.plan import plan
 from batchgen.engine.request import Request, RowError, Sampling
 from batchgen.pipeline.background import Ahead
 from batchgen.pipeline.rows import RowTag
+from batchgen.pipeline.runs import RunSizes
 from batchgen.pipeline.store import WindowWriter
-from batchgen.pipeline.windows import WindowBudget, plan_windows
+from batchgen.pipeline.windows import WindowBudget, plan_windows, planners
 
 FAILED = RowError("template", "prompt", "no \u00e9 \ud800", retryable=False)
 
@@ -39,15 +40,16 @@ REQUESTS = st.lists(
 )
 
 
-@given(REQUESTS, st.integers(1, 7), st.integers(1, 30))
+@settings(deadline=None)
+@given(REQUESTS, st.integers(1, 20), st.integers(1, 60), st.integers(1, 6))
 def test_every_request_comes_out_once_and_unchanged(
-    drawn: list[tuple[list[int], int, bool]], rows: int, tokens: int
+    drawn: list[tuple[list[int], int, bool]], rows: int, tokens: int, chunk: int
 ) -> None:
     requests = [
         failed(key) if bad else request(key, *prompt, max_tokens=limit)
         for key, (prompt, limit, bad) in enumerate(drawn)
     ]
-    windows = windows_of(requests, rows=rows, tokens=tokens)
+    windows = windows_of(requests, rows=rows, tokens=tokens, sizes=RunSizes(rows=chunk, block=3))
     assert all(0 < len(window) <= rows for window in windows)
     out = sorted((one for window in windows for one in window), key=lambda one: one.key)
     assert [(one.key, list(one.prompt), one.tag.position, one.error) for one in out] == [
@@ -68,6 +70,15 @@ def test_budgets_cut_windows() -> None:
     assert [len(window) for window in windows_of(requests, rows=4)] == [4, 4, 2]
     assert [len(window) for window in windows_of(requests, tokens=6)] == [2] * 5
     assert windows_of([]) == []
+
+
+def test_a_window_that_the_disk_has_no_room_for_ends_where_it_would_need_it(tmp_path: Path) -> None:
+    """Its first rows need no disk, so a full one makes windows small and ends no run."""
+    sizes = RunSizes(rows=4, tokens=1000)
+    requests = [request(key, 1, 2) for key in range(20)]
+    assert [len(window) for window in windows_of(requests, tmp_path, disk=0, sizes=sizes)] == [4] * 5
+    row_bytes = 2 * 4 + 24
+    assert [len(window) for window in windows_of(requests, tmp_path, disk=8 * row_bytes, sizes=sizes)] == [12, 8]
 
 
 def test_windows_grow_for_an_engine_that_is_faster_than_reading() -> None:
@@ -101,9 +112,10 @@ def test_an_engine_that_is_slower_than_reading_loses_no_sharing() -> None:
 
 
 def test_files_are_there_only_as_long_as_they_are_needed(tmp_path: Path) -> None:
-    windows = plan_windows([request(key, 1, 2) for key in range(9)], tmp_path, WindowBudget(rows=3))
+    small = WindowBudget(rows=3, sizes=RunSizes(rows=1))
+    windows = plan_windows([request(key, 1, 2) for key in range(9)], tmp_path, small)
     first = next(windows)
-    assert len(list(tmp_path.rglob("*.tokens"))) >= 1
+    assert len(list(tmp_path.rglob("*.tokens"))) >= 3
     list(first)
     windows.close()  # type: ignore[attr-defined]
     assert list(tmp_path.iterdir()) == []
@@ -212,10 +224,13 @@ def test_ahead_is_bounded_and_closes_its_source() -> None:
 
 
 def test_a_seed_for_each_row_keeps_one_sampling_in_memory(tmp_path: Path) -> None:
-    writer = WindowWriter(tmp_path, "0")
-    for key in range(1000):
-        writer.add(request(key, 1, 2, seed=key * 2**50, temperature=0.5 + key % 2))
-    window = writer.finish()
-    assert len(window.samplings) == 2
-    for one in window.requests():
+    with planners() as pool:
+        writer = WindowWriter(tmp_path, "0", pool, RunSizes(rows=300))
+        for key in range(1000):
+            writer.add(request(key, 1, 2, seed=key * 2**50, temperature=0.5 + key % 2))
+        window = writer.finish()
+        assert len(window.samplings) == 2
+        requests = list(window.requests())
+    assert sorted(one.key for one in requests) == list(range(1000))
+    for one in requests:
         assert one.sampling == one.tag.sampling == Sampling(seed=one.key * 2**50, temperature=0.5 + one.key % 2)
