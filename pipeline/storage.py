@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeVar
+from typing import IO, Any, Protocol
 
 from .place import AnyPath, RemotePath
 from .publish import move as move_file
@@ -19,37 +19,35 @@ from .publish import sync_directory as sync_names
 
 ASIDE = ".part"  # names that end so are never read, and removed by the next run
 
-P = TypeVar("P", Path, RemotePath, contravariant=True)
 
+class Storage(Protocol):
+    """What a kind of place does in its own way, with paths of that kind."""
 
-class Storage(Protocol[P]):
-    """What a kind of place does in its own way."""
-
-    def whole(self, path: P) -> AbstractContextManager[IO[bytes]]:
+    def whole(self, path: Any) -> AbstractContextManager[IO[bytes]]:
         """A small binary file that is there, and durable, when the block ends without an error."""
         ...
 
-    def publish(self, aside: P, final: P) -> None:
+    def publish(self, aside: Any, final: Any) -> None:
         """Gives a finished file of the same place its final name; it is durable from then on."""
         ...
 
-    def move(self, source: P, target: P) -> None:
+    def move(self, source: Any, target: Any) -> None:
         """Over whatever is there. A kill leaves the source until the target is whole."""
         ...
 
-    def move_directory(self, source: P, target: P, known: set[str]) -> None:
+    def move_directory(self, source: Any, target: Any, known: set[str]) -> None:
         """All files at once where the place can do that, else none; not when others than `known` are in the target."""
         ...
 
-    def sync(self, directory: P) -> None:
+    def sync(self, directory: Any) -> None:
         """Makes the names in a directory durable."""
         ...
 
-    def remove_tree(self, directory: P) -> None:
+    def remove_tree(self, directory: Any) -> None:
         """Removes everything below, if there is anything."""
         ...
 
-    def scratch(self, directory: P) -> Path:
+    def scratch(self, directory: Any) -> Path:
         """Where on this machine a run may keep what it does not need again; not made yet."""
         ...
 
@@ -124,11 +122,11 @@ class ObjectStorage:
         return Path(tempfile.mkdtemp(prefix="batchgen-"))
 
 
-_STORAGES: dict[type, Storage[Any]] = {RemotePath: ObjectStorage()}
-_LOCAL: Storage[Any] = LocalStorage()
+_STORAGES: dict[type, Storage] = {RemotePath: ObjectStorage()}
+_LOCAL: Storage = LocalStorage()
 
 
-def storage_of(path: AnyPath) -> Storage[Any]:
+def storage_of(path: AnyPath) -> Storage:
     """What the kind of place that a path lies in does."""
     return _STORAGES.get(type(path), _LOCAL)
 
