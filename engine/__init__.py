@@ -5,12 +5,13 @@
 
 from typing import TYPE_CHECKING, Any
 
+from .grammar import Grammar
 from .request import Completion, Request, RowError, Sample, Sampling, TokenLogprob, Usage
 
 if TYPE_CHECKING:
     from .engine import Engine
 
-__all__ = ["Completion", "Engine", "Request", "RowError", "Sample", "Sampling", "TokenLogprob", "Usage"]
+__all__ = ["Completion", "Engine", "Grammar", "Request", "RowError", "Sample", "Sampling", "TokenLogprob", "Usage"]
 
 
 def __getattr__(name: str) -> Any:

@@ -83,6 +83,8 @@ class Admission:
     def _remaining(self, sequence: Sequence) -> Demand:
         """Blocks that the sequence is expected to need beyond those of its tokens so far."""
         task = sequence.task
+        if task.trie is not None:
+            return Demand()
         tokens = self._forecast.remaining(sequence.answer_length, task.request.sampling, task.start)
         length, size = len(sequence.tokens), self._residents.tree.block_size
         blocks = self._residents.blocks(math.ceil(length + tokens.expected)) - self._residents.blocks(length)

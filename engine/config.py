@@ -4,11 +4,13 @@ Knows which values are legal and which are not there yet; loads no torch, opens 
 """
 
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from .generation import resolve_generation
+from .grammar import GRAMMAR_KEYS, Grammar, GrammarError, check_grammar, read_schema
 
 PerRowKey = Literal[
     "max_tokens",
@@ -84,10 +86,16 @@ class GenerationSettings(Section):
     include_stop: bool = Field(False, description="keep the stop string in the text")
     ignore_eos: bool = Field(False, description="go on to max_tokens")
     logprobs: int | None = Field(None, description="k: log-probabilities of each token and the k most likely ones")
-    choices: Annotated[tuple[str, ...], Field(strict=False)] | None = Field(None, description="the legal answers")
-    regex: str | None = Field(None, description="a regular expression the answer matches")
-    json_schema: dict[str, Any] | str | None = Field(None, description="a JSON Schema, or the path of a .json")
-    grammar: str | None = Field(None, description="a Lark grammar")
+    choices: Annotated[tuple[str, ...], Field(strict=False)] | None = Field(
+        None, description="the answer is one of these texts; at most one of choices, regex, json_schema and grammar"
+    )
+    regex: str | None = Field(
+        None, description="a regular expression that the whole answer matches (Rust syntax, no look-around)"
+    )
+    json_schema: dict[str, Any] | str | None = Field(
+        None, description="a JSON Schema of the answer, or the path of a .json; answers are written without blanks"
+    )
+    grammar: str | None = Field(None, description="a Lark grammar of the answer (the dialect of llguidance)")
     per_row: dict[PerRowKey, str] = Field({}, description="{key: column}: columns that override a key per row")
 
     @model_validator(mode="after")
@@ -95,14 +103,35 @@ class GenerationSettings(Section):
         resolve_generation(self, {})
         return self
 
+    @field_validator("json_schema")
+    @classmethod
+    def _schema_is_read(cls, value: dict[str, Any] | str | None, info: ValidationInfo) -> dict[str, Any] | None:
+        """The schema itself; a path is relative to the job file."""
+        return read_schema(value, (info.context or {}).get("base", Path())) if isinstance(value, str) else value
+
     @model_validator(mode="after")
-    def _grammar_exists(self) -> Self:
-        given = [name for name in ("choices", "regex", "json_schema", "grammar") if getattr(self, name) is not None]
+    def _grammar_is_good(self) -> Self:
+        given = [name for name in GRAMMAR_KEYS if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{given[1]}: cannot stand beside {given[0]}, keep one of them")
-        if given:
-            raise ValueError(f"{given[0]}: structured output is not available yet, remove the key")
+        try:
+            if self.structure is not None:
+                check_grammar(self.structure)
+        except GrammarError as error:
+            raise ValueError(f"{given[0]}: {error}") from error
         return self
+
+    @property
+    def structure(self) -> Grammar | None:
+        """What every answer must match, whichever key says it. Raises GrammarError for what cannot be written down."""
+        if self.choices is not None:
+            return Grammar.choices(self.choices)
+        if self.regex is not None:
+            return Grammar.regex(self.regex)
+        if self.json_schema is not None:
+            assert isinstance(self.json_schema, dict)
+            return Grammar.json_schema(self.json_schema)
+        return None if self.grammar is None else Grammar.lark(self.grammar)
 
 
 class DraftSpeculation(Section):

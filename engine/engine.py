@@ -14,11 +14,15 @@ from .. import kernels as op_tables
 from ..kernels import Kernels
 from .blocks import BlockPool, BlockTree, UnsharedBlocks
 from .checkpoint import Checkpoint, ModelError, open_checkpoint
+from .choices import ChoiceTrie
 from .config import EngineSettings
 from .decoder import Decoder, load_decoder
 from .draft.load import draft_models, load_draft_decoders
 from .draft.speculation import Speculation
 from .draft.table import new_speculation
+from .grammar import Grammar
+from .grammar_state import GrammarState
+from .grammars import Grammars
 from .intake import Intake, RowLimits, refusal
 from .kv import KVPages
 from .machine import compute_dtype, kv_cache_bytes, resolve_device, use_granted_cores
@@ -42,6 +46,7 @@ class RowBounds:
     vocabulary: int
     kv_tokens: int
     eos_ids: frozenset[int]
+    grammars: Grammars
 
     @property
     def context_length(self) -> int:
@@ -49,6 +54,12 @@ class RowBounds:
 
     def rope_choice(self, length: int) -> int:
         return self.model.rope_choice(length)
+
+    def grammar_start(self, grammar: Grammar) -> GrammarState:
+        return self.grammars.start(grammar)
+
+    def choice_trie(self, grammar: Grammar) -> ChoiceTrie:
+        return self.grammars.trie(grammar)
 
 
 class Engine:
@@ -82,8 +93,9 @@ class Engine:
         pages = KVPages(shape, self._num_blocks, settings.block_size, device)
         vocabulary = min(tokenizer.size, model.spec.vocab_size)
         ends = frozenset(token for token in checkpoint.eos_ids | tokenizer.eos_ids if token < vocabulary)
-        self.bounds = RowBounds(model, vocabulary, self._num_blocks * settings.block_size, ends)
-        self._runner = Runner(model, ops, pages, Sampler(ops, vocabulary), device)
+        self.grammars = Grammars(tokenizer, ends)
+        self.bounds = RowBounds(model, vocabulary, self._num_blocks * settings.block_size, ends, self.grammars)
+        self._runner = Runner(model, ops, pages, Sampler(ops, vocabulary, self.grammars), device)
         self._draft_models = draft_models(model, self._runner, draft_decoders, settings)
         self.resolved: dict[str, Any] = {
             "device": str(device),

@@ -35,6 +35,10 @@ def resolve_generation(settings: GenerationSettings, model: Mapping[str, Any]) -
 
 
 def _choose(key: str, settings: GenerationSettings, model: Mapping[str, Any], neutral: Any) -> tuple[Any, Origin]:
+    if key == "grammar":
+        return settings.structure, "default" if settings.structure is None else "job"
+    if key not in type(settings).model_fields:
+        return neutral, "default"
     value = getattr(settings, key)
     if key in _FROM_MODEL:
         if value is not None:

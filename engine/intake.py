@@ -10,7 +10,10 @@ from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from .choices import ChoiceTrie
 from .detokenize import Decode
+from .grammar import Grammar, GrammarError
+from .grammar_state import UNCONSTRAINED, GrammarState
 from .request import Completion, Request, RowError, Sampling, Usage
 from .sequence import Sequence, Task
 from .statistics import Statistics
@@ -32,6 +35,11 @@ class RowLimits(Protocol):
     @property
     def eos_ids(self) -> frozenset[int]: ...
     def rope_choice(self, length: int) -> int: ...
+    def grammar_start(self, grammar: Grammar) -> GrammarState:
+        """The state of an answer without tokens. Raises GrammarError."""
+        ...
+
+    def choice_trie(self, grammar: Grammar) -> ChoiceTrie: ...
 
 
 @dataclass(slots=True)
@@ -82,7 +90,7 @@ class Intake:
                 self._follow(latest, request)
             else:
                 self._latest = new_task(request, self.limits)
-                return new_sequences(self._latest, self.decode)
+                return self._sequences(self._latest)
         return ()
 
     def _take(self) -> Request | None:
@@ -91,6 +99,13 @@ class Intake:
         request = next(self.requests, None)
         self.statistics.host_wait_seconds += time.perf_counter() - began
         return request
+
+    def _sequences(self, task: Task) -> list[Sequence]:
+        sequences = new_sequences(task, self.decode)
+        known = sum(sequence.answer_length for sequence in sequences if task.trie is None)
+        self.statistics.output_tokens += known
+        self.statistics.forced_tokens += known
+        return sequences
 
     def _follow(self, task: Task, request: Request) -> None:
         self.statistics.duplicates += 1
@@ -123,33 +138,73 @@ def refusal(request: Request, limits: RowLimits) -> RowError | None:
     if total > limits.kv_tokens:
         message = f"{sizes} exceed the KV memory of {limits.kv_tokens} tokens; raise engine.memory"
         return RowError("engine", "generate", message, retryable=True)
+    try:
+        start_of(sampling, limits)
+    except GrammarError as error:
+        return RowError("bad_grammar", "request", f"{sampling.grammar and sampling.grammar.kind}: {error}")
+    trie = trie_of(sampling, limits)
+    longest = max(map(len, trie.options)) if trie is not None else 0
+    if longest > sampling.max_tokens:
+        message = f"choice_probs: a choice has {longest} tokens, more than max_tokens ({sampling.max_tokens})"
+        return RowError("bad_params", "request", message)
     return None
+
+
+def trie_of(sampling: Sampling, limits: RowLimits) -> ChoiceTrie | None:
+    """What is scored instead of generating."""
+    return limits.choice_trie(sampling.grammar) if sampling.choice_probs and sampling.grammar is not None else None
+
+
+def start_of(sampling: Sampling, limits: RowLimits) -> GrammarState:
+    """Where the grammar of an answer starts. Raises GrammarError."""
+    return UNCONSTRAINED if sampling.grammar is None else limits.grammar_start(sampling.grammar)
 
 
 def new_task(request: Request, limits: RowLimits) -> Task:
     sampling = request.sampling
+    trie = trie_of(sampling, limits)
     return Task(
         request=request,
         prompt=tuple(request.prompt),
         rope_choice=limits.rope_choice(len(request.prompt) + sampling.max_tokens),
         ends=end_tokens(sampling, limits.eos_ids),
         samples=[None] * (1 if sampling.greedy else sampling.n),
+        grammar=start_of(sampling, limits),
+        trie=trie,
+        scores=[()] * (len(trie.nodes) if trie is not None else 0),
     )
 
 
 def new_sequences(task: Task, decode: Decode) -> list[Sequence]:
-    """One per sample; they share the task's prompt."""
+    """One per sample; they share the task's prompt and what the grammar puts at the start of every answer."""
+    if task.trie is not None:
+        return [_new_sequence(task, at, decode, list(node), UNCONSTRAINED) for at, node in enumerate(task.trie.nodes)]
+    start, opening = task.grammar, opening_tokens(task)
+    for token in opening:
+        start = start.after(token)
+    return [_new_sequence(task, sample, decode, opening, start) for sample in range(len(task.samples))]
+
+
+def _new_sequence(task: Task, sample: int, decode: Decode, opening: list[int], grammar: GrammarState) -> Sequence:
     sampling = task.request.sampling
-    return [
-        Sequence(
-            task=task,
-            sample=sample,
-            tokens=list(task.prompt),
-            stops=stop_search(sampling, decode),
-            counts=PromptAndAnswerCounts(task.prompt, sampling.max_tokens) if penalised(sampling) else NoCounts(),
-        )
-        for sample in range(len(task.samples))
-    ]
+    counts = PromptAndAnswerCounts(task.prompt, sampling.max_tokens) if penalised(sampling) else NoCounts()
+    for token in opening:
+        counts.add(token)
+    return Sequence(task, sample, [*task.prompt, *opening], stop_search(sampling, decode), counts, grammar)
+
+
+def opening_tokens(task: Task) -> list[int]:
+    """The forced start of the answer, fed with the prompt; the last token is left to draw, so that a step ends it."""
+    sampling = task.request.sampling
+    if sampling.logprobs is not None or sampling.stop:
+        return []
+    opening = list(task.grammar.forced())[: sampling.max_tokens - 1]
+    state = task.grammar
+    for place, token in enumerate(opening):
+        state = state.after(token)
+        if state.finished or token in task.ends:
+            return opening[:place]
+    return opening
 
 
 def penalised(sampling: Sampling) -> bool:
@@ -173,4 +228,4 @@ def completion(task: Task, request: Request, cached_tokens: int) -> Completion:
     if len(samples) < request.sampling.n:
         samples = samples * request.sampling.n
     usage = Usage(len(task.prompt), cached_tokens, sum(len(sample.tokens) for sample in samples))
-    return Completion(request.key, samples, usage, None, request.tag)
+    return Completion(request.key, samples, usage, None, request.tag, task.choice_probs)

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .grammar import Grammar
+
 FinishReason = Literal["stop", "length", "error"]
 
 MAX_SEED = 2**63 - 1
@@ -36,6 +38,8 @@ class Sampling:
     include_stop: bool = False
     ignore_eos: bool = False
     logprobs: int | None = None  # top-k to return beside each token's own; 0 returns the own one only
+    grammar: Grammar | None = None  # what the answer must match
+    choice_probs: bool = False  # score every choice of the grammar; the answer is the most probable one
 
     def __post_init__(self) -> None:
         for name, least, most in _INTEGER_RANGES:
@@ -56,14 +60,31 @@ class Sampling:
             object.__setattr__(self, name, tuple(getattr(self, name)))  # a list would not be hashable
         if any(not isinstance(text, str) or not text for text in self.stop):
             raise ValueError(f"stop: must hold non-empty strings, got {list(self.stop)!r}")
+        if not isinstance(self.grammar, Grammar | None):
+            raise ValueError(f"grammar: must be a Grammar, got {self.grammar!r:.100}")
+        if self.choice_probs:
+            self._check_choice_probs()
         for token in self.stop_token_ids:
             _check_integer("stop_token_ids", token, 0, 2**31 - 1)
+
+    def _check_choice_probs(self) -> None:
+        if self.grammar is None or self.grammar.kind != "choices":
+            raise ValueError("choice_probs: needs choices")
+        if not self.greedy:
+            raise ValueError("choice_probs: needs temperature 0, the answer is the most probable choice")
+        for name in _NOT_WITH_CHOICE_PROBS:
+            if getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                raise ValueError(f"choice_probs: cannot stand beside {name}")
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
 
 
+_NOT_WITH_CHOICE_PROBS = (
+    *("min_tokens", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("stop", "stop_token_ids", "include_stop", "ignore_eos", "logprobs"),
+)
 _INTEGER_RANGES: tuple[tuple[str, int, int], ...] = (
     ("max_tokens", 1, 2**31 - 1),
     ("min_tokens", 0, 2**31 - 1),
@@ -159,6 +180,8 @@ class Completion:
     usage: Usage = field(default_factory=Usage)
     error: RowError | None = None
     tag: Any = None
+    choice_probs: tuple[float, ...] | None = None  # of every choice, in their order, when asked for
+    attempts: int = 1  # times the row was asked
 
     @property
     def tokens(self) -> Any:

@@ -53,8 +53,9 @@ class Runner:
 
     @torch.inference_mode()
     def _run(self, feeds: list[Feed]) -> list[list[Drawn]]:
-        hidden = self.model.forward(self._batch(feeds), self.pages)
         points = [feed.points for feed in feeds]
+        self.sampler.prepare([point for some in points for point in some])
+        hidden = self.model.forward(self._batch(feeds), self.pages)
         drawn = iter(self._draw([point for some in points for point in some], hidden))
         return [list(islice(drawn, len(some))) for some in points]
 

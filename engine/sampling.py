@@ -12,6 +12,9 @@ from torch import Tensor
 from ..kernels import Kernels
 from ..kernels.sampling import Filters, Penalties
 from ..kernels.sampling.noise import noise_key
+from .choices import END
+from .grammar_state import Mask, MatcherState
+from .grammars import Grammars
 from .intake import penalised
 from .request import RowError, TokenLogprob
 from .sequence import Drawn, Point
@@ -25,19 +28,40 @@ class Sampler:
 
     kernels: Kernels
     vocabulary: int  # token ids of the tokenizer; the head may be wider
+    grammars: Grammars
+
+    def prepare(self, points: list[Point]) -> None:
+        """Begins to fill the masks that `draw` will need at these points, beside what comes in between."""
+        self.grammars.fill([point.grammar for point in points if isinstance(point.grammar, MatcherState)])
 
     def draw(self, points: list[Point], logits: Tensor) -> list[Drawn]:
         """One result per row of `logits` [R, V] float32, which is used up."""
         finite = self.kernels.finite(logits[:, : self.vocabulary]).tolist()
         logits[:, self.vocabulary :] = -torch.inf
+        faults = [None if fine else NOT_FINITE for fine in finite]
         entries = self._logprob_source(points, logits)
+        scores = choice_scores(points, logits)
+        self._constrain(points, logits, faults)
         logits = self._shape(points, logits)
         tokens = self.kernels.sample(logits, filters(points, logits.device))
         logprobs = self._logprobs(points, entries, tokens)
         return [
-            Drawn(token, logprob) if fine else Drawn(error=NOT_FINITE)
-            for token, logprob, fine in zip(tokens.tolist(), logprobs, finite, strict=True)
+            Drawn(token, logprob, scores.get(row)) if fault is None else Drawn(error=fault)
+            for row, (token, logprob, fault) in enumerate(zip(tokens.tolist(), logprobs, faults, strict=True))
         ]
+
+    def _constrain(self, points: list[Point], logits: Tensor, faults: list[RowError | None]) -> None:
+        """Leaves each row with a grammar the tokens that may follow; a grammar that has failed is the row's fault."""
+        self.grammars.wait()
+        masks: dict[int, Mask] = {}
+        for row, point in enumerate(points):
+            if isinstance(point.grammar, MatcherState):
+                masks[row] = self.grammars.allowed(point.grammar, point.sequence.task.ends)
+                if faults[row] is None and point.grammar.error is not None:
+                    faults[row] = RowError("bad_grammar", "request", f"the grammar gave up: {point.grammar.error}")
+        if masks:
+            rows = torch.tensor(list(masks), device=logits.device)
+            self.kernels.mask(logits, rows, torch.from_numpy(np.stack(list(masks.values()))).to(logits.device))
 
     def _shape(self, points: list[Point], logits: Tensor) -> Tensor:
         """Penalties, then the end tokens that min_tokens forbids."""
@@ -73,6 +97,19 @@ class Sampler:
             best = tuple(zip(ids[index][:top], values[index][:top], strict=True))
             found[row] = TokenLogprob(int(tokens[row]), own[index], best)
         return found
+
+
+def choice_scores(points: list[Point], logits: Tensor) -> dict[int, tuple[float, ...]]:
+    """By row at a node of a choice trie: the model's log-probabilities of what is wanted there."""
+    found = {}
+    for row, point in enumerate(points):
+        task = point.sequence.task
+        if task.trie is not None:
+            scores = torch.log_softmax(logits[row], -1)
+            ends = scores[sorted(task.ends)].logsumexp(0)
+            wanted = task.trie.wanted[point.sequence.sample]
+            found[row] = tuple(float(ends if token == END else scores[token]) for token in wanted)
+    return found
 
 
 def filters(points: list[Point], device: torch.device) -> Filters:

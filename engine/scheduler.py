@@ -9,9 +9,10 @@ from collections.abc import Sequence as Ordered
 
 from .admission import Admission
 from .blocks import BlockTree
+from .choices import ChoiceTrie
 from .draft.speculation import NO_SPECULATION, Speculation
 from .intake import Intake
-from .request import Completion, RowError, Sample
+from .request import Completion, FinishReason, RowError, Sample
 from .residents import EngineStalledError, Residents
 from .sequence import Drawn, Feed, Sequence, Step
 from .statistics import Statistics
@@ -105,6 +106,7 @@ class Scheduler:
         """Adds guesses behind newest tokens, as far as the token budget and the free blocks go."""
         budget = self._max_batch_tokens - step.num_tokens
         places = self._speculation.places(step) if budget else []
+        places = [(feed, most) for feed, most in places if feed.sequence.task.trie is None]
         wanted = [(feed.sequence, self._residents.lengthen(feed.sequence, most)) for feed, most in places]
         drafts = self._speculation.drafts(wanted, step, budget)
         guessed = {id(feed): draft for (feed, _), draft in zip(places, drafts, strict=True)}
@@ -143,8 +145,18 @@ class Scheduler:
             if error is not None:
                 self._fail(sequence, error)
                 return False
+            if sequence.task.trie is not None and result.scores is not None:
+                self._score(sequence, sequence.task.trie, result.scores)
+                return False
             if self._receive(sequence, result):
-                self._speculation.ended(sequence)
+                return False
+        return not results or self._takes_known(sequence)
+
+    def _takes_known(self, sequence: Sequence) -> bool:
+        """Appends what the grammar forces, to be fed unsampled; says whether the answer goes on."""
+        for token in known_tokens(sequence):
+            self._statistics.forced_tokens += 1
+            if self._append(sequence, token):
                 return False
         return True
 
@@ -170,24 +182,47 @@ class Scheduler:
         return drawn.error
 
     def _receive(self, sequence: Sequence, drawn: Drawn) -> bool:
+        """A token that was drawn; says whether the answer ends with it."""
+        if drawn.logprob is not None:
+            sequence.logprobs.append(drawn.logprob)
+        return self._append(sequence, drawn.token)
+
+    def _append(self, sequence: Sequence, token: int) -> bool:
         """One more token; says whether the answer ends with it."""
         task, sampling = sequence.task, sequence.task.request.sampling
         self._statistics.output_tokens += 1
-        sequence.tokens.append(drawn.token)
-        if drawn.logprob is not None:
-            sequence.logprobs.append(drawn.logprob)
-        sequence.counts.add(drawn.token)
-        stopped = drawn.token not in task.ends and sequence.stops.push(drawn.token)
-        reason = finish_reason(drawn.token, sequence.answer_length, stopped, sampling, task.ends)
+        sequence.tokens.append(token)
+        sequence.counts.add(token)
+        stopped = token not in task.ends and sequence.stops.push(token)
+        reason = finish_reason(token, sequence.answer_length, stopped, sampling, task.ends)
+        if reason != "stop":
+            sequence.grammar = sequence.grammar.after(token)
+        if sequence.grammar.finished:
+            reason = "stop"
         if reason is not None:
-            self._admission.observe(sequence)
-            answer = sequence.tokens[sequence.prompt_length :]
-            logprobs = sequence.logprobs if sampling.logprobs is not None else None
-            task.samples[sequence.sample] = Sample(answer, reason, logprobs)
-            self._residents.drop(sequence)
-            if task.done:
-                self._complete(sequence)
+            self._finish(sequence, reason)
         return reason is not None
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        task, sampling = sequence.task, sequence.task.request.sampling
+        self._admission.observe(sequence)
+        answer = sequence.tokens[sequence.prompt_length :]
+        logprobs = sequence.logprobs if sampling.logprobs is not None else None
+        task.samples[sequence.sample] = Sample(answer, reason, logprobs)
+        self._residents.drop(sequence)
+        if task.done:
+            self._complete(sequence)
+        self._speculation.ended(sequence)
+
+    def _score(self, sequence: Sequence, trie: ChoiceTrie, scores: tuple[float, ...]) -> None:
+        """A node of the trie is done; the last one decides."""
+        task = sequence.task
+        task.scores[sequence.sample] = scores
+        self._residents.drop(sequence)
+        if all(task.scores):
+            answer = task.samples[0] = task.decide(trie)
+            self._statistics.output_tokens += len(answer.tokens)
+            self._complete(sequence)
 
     def _complete(self, sequence: Sequence) -> None:
         self._statistics.cached_prompt_tokens += sequence.task.cached_tokens
@@ -200,6 +235,11 @@ class Scheduler:
         self._residents.drop_all([other for other in self._residents.everyone if other.task is task])
         self._admission.forget(task)
         self._complete(sequence)
+
+
+def known_tokens(sequence: Sequence) -> Ordered[int]:
+    """Tokens that must follow; an answer with log-probabilities draws them instead, to have theirs."""
+    return sequence.grammar.forced() if sequence.task.request.sampling.logprobs is None else ()
 
 
 def num_accepted(draft: Ordered[int], results: Ordered[Drawn]) -> int:

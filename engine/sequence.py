@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .blocks import BlockNode, Match
+from .choices import ChoiceTrie
+from .grammar_state import UNCONSTRAINED, GrammarState
 from .request import Request, RowError, Sample, Sampling, TokenLogprob
 from .stopping import StopSearch
 from .token_counts import TokenCounts
@@ -24,6 +26,10 @@ class Task:
     rope_choice: int  # part of the prefix key: equal tokens under another choice have other keys
     ends: frozenset[int]  # tokens that end an answer
     samples: list[Sample | None]
+    grammar: GrammarState = UNCONSTRAINED  # where its answers start
+    trie: ChoiceTrie | None = None  # scored instead of generating; one sequence per node
+    scores: list[tuple[float, ...]] = field(default_factory=list)  # by node, as its sequences end
+    choice_probs: tuple[float, ...] | None = None
     cached_tokens: int = 0  # of the first sample, at its first admission
     error: RowError | None = None
     followers: list[Request] = field(default_factory=list)
@@ -37,6 +43,12 @@ class Task:
     def done(self) -> bool:
         return self.error is not None or all(sample is not None for sample in self.samples)
 
+    def decide(self, trie: ChoiceTrie) -> Sample:
+        """All nodes are scored: the answer is the most probable choice, the first one among equals."""
+        self.choice_probs = tuple(trie.probabilities(self.scores))
+        best = self.choice_probs.index(max(self.choice_probs))
+        return Sample(list(trie.options[best]), "stop")
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:
@@ -47,6 +59,7 @@ class Sequence:
     tokens: list[int]
     stops: StopSearch
     counts: TokenCounts  # for penalties
+    grammar: GrammarState = UNCONSTRAINED  # after the answer so far
     order: int = -1  # of first admission: rows that share a prefix are neighbours in it
     computed: int = 0
     path: list[BlockNode] = field(default_factory=list)  # prompt blocks, shared ones first
@@ -105,6 +118,7 @@ class Point:
     """Where a token is drawn: behind a sequence's tokens and, after those, some that were only drafted."""
 
     sequence: Sequence
+    grammar: GrammarState = UNCONSTRAINED
     drafted: tuple[int, ...] = ()
 
     @property
@@ -148,10 +162,12 @@ class Feed:
     @property
     def points(self) -> list[Point]:
         """Where it draws, in order: nowhere while the newest token is still to be fed."""
-        num_drafted = len(self.draft)
-        first = max(0, num_drafted + 1 - self.count)  # a drafter feeds its draft over several steps
-        ends = range(first, num_drafted + 1) if self.samples else ()
-        return [Point(self.sequence, self.draft[:end]) for end in ends]
+        if not self.samples:
+            return []
+        found = [Point(self.sequence, self.sequence.grammar)]
+        for place, token in enumerate(self.draft, 1):
+            found.append(Point(self.sequence, found[-1].grammar.after(token), self.draft[:place]))
+        return found[max(0, len(found) - self.count) :]  # a drafter feeds its draft over several steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,4 +188,5 @@ class Drawn:
 
     token: int = -1
     logprob: TokenLogprob | None = None
+    scores: tuple[float, ...] | None = None  # of a node of a choice trie, which draws no token
     error: RowError | None = None

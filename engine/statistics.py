@@ -17,6 +17,7 @@ class Statistics:
     drafted_tokens: int = 0  # fed as guesses
     accepted_tokens: int = 0  # of these, the ones that were right
     drafted_steps: int = 0
+    forced_tokens: int = 0  # of these: known from a grammar, not drawn
     preemptions: int = 0
     copied_blocks: int = 0
     duplicates: int = 0

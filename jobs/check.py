@@ -29,7 +29,7 @@ from .job import Job, is_local, local_or_hub
 from .manifest import Manifest
 from .models import Models
 from .output import SIDECAR, require_output_directory, require_same_job
-from .resolved import chat_template
+from .resolved import chat_template, resolve_sampling
 
 T = TypeVar("T")
 
@@ -121,6 +121,7 @@ def check_columns(job: Job, schema: pa.Schema) -> None:
 def check_model(job: Job, models: Models) -> int:
     """The model's context length. Raises UsageError when max_tokens leaves no room for a prompt."""
     context = models.context_length(job)
+    resolve_sampling(job, models)
     if job.generation.max_tokens >= context:
         raise UsageError(
             f"{job.source}: generation.max_tokens: {job.generation.max_tokens} leaves no room for a prompt "

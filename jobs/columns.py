@@ -11,7 +11,7 @@ import pyarrow as pa
 from batchgen.pipeline.config import CUSTOM_ID, URL
 from batchgen.pipeline.openai_answer import AnswerForm
 from batchgen.pipeline.openai_sink import POSITION, OpenaiSink
-from batchgen.pipeline.result import result_schema
+from batchgen.pipeline.result import further_columns, result_schema
 
 from .job import Job, is_local
 from .manifest import Manifest
@@ -21,7 +21,9 @@ def result_columns(job: Job) -> pa.Schema:
     """The result columns. Lines of OpenAI output differ in `n` and `logprobs`, so theirs hold lists of both."""
     if job.output.format == "openai":
         return result_schema(2, True)
-    return result_schema(job.generation.n, job.generation.logprobs is not None, job.output.prefix)
+    n, logprobs = job.generation.n, job.generation.logprobs is not None
+    more = further_columns(n, job.parser(), job.output.choice_probs, job.run.retries > 0)
+    return result_schema(n, logprobs, job.output.prefix, more)
 
 
 def identifying_columns(job: Job) -> list[str]:

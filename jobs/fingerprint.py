@@ -40,6 +40,11 @@ def _identity(job: Job, model: dict[str, Any], sampling: dict[str, Any]) -> Iden
     }
     generation = {**job.generation.model_dump(mode="json"), **sampling}
     del generation["max_tokens"]
+    structure = job.generation.structure
+    generation.pop("choice_probs", None)
+    if job.output.choice_probs:  # it decides answers, wherever it is written
+        generation["choice_probs"] = True
+    generation["grammar"] = None if structure is None else asdict(structure)
     identity = {
         "model": {**model, **chosen},
         "input": _input_identity(job),
@@ -59,7 +64,8 @@ def _input_identity(job: Job) -> dict[str, Any]:
 
 def layout_of(job: Job) -> dict[str, Any]:
     """How the output is laid out; a started output keeps its layout."""
-    return {"output": job.output.model_dump(mode="json", include=set(_LAYOUT))}
+    attempts = {"attempts": True} if job.run.retries else {}
+    return {"output": job.output.model_dump(mode="json", include=set(_LAYOUT)), **attempts}
 
 
 def fingerprint(identity: Identity) -> str:

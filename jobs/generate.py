@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 
 from batchgen.engine.request import Sampling
 from batchgen.pipeline.config import RequestPrompts
+from batchgen.pipeline.flow import Generator as RowGenerator
 from batchgen.pipeline.flow import answers, require_columns
 from batchgen.pipeline.openai_prompt import RequestRenderer
 from batchgen.pipeline.prompt import Renderer, TemplateError
 from batchgen.pipeline.result import RESULT_COLUMNS, ResultEncoder
+from batchgen.pipeline.retries import Retrying
 from batchgen.pipeline.rows import Skipped, Source
 
 from .columns import result_columns
@@ -72,7 +74,8 @@ class Generation:
         self.formats = settle_formats(self._job, self._models, self._output.manifest.formats, self._first_prompts)
         self.engine = self._models.engine(with_formats(self._job, self.formats))
         eos_ids, results = self.engine.bounds.eos_ids, result_columns(self._job)
-        self.encoder = ResultEncoder(self.engine.tokenizer, self.sampling, eos_ids, results=results)
+        text = self.engine.tokenizer
+        self.encoder = ResultEncoder(text, self.sampling, eos_ids, results=results, parser=self._job.parser())
         self._schema = journal_schema(self.encoder.results)
         self._output.describe(
             settings={
@@ -113,13 +116,18 @@ class Generation:
         yield from answers(
             self._source,
             self.renderer,
-            self.engine,
+            self._asked_again(),
             self.encoder,
             done=lambda position: not todo[position],
             skip=self._skip,
             directory=self._output.scratch,
             stopping=stopping,
         )
+
+    def _asked_again(self) -> RowGenerator:
+        """The engine, or the engine behind the retries of the job."""
+        retries = self._job.run.retries
+        return Retrying(self.engine, retries, self.encoder.is_whole) if retries else self.engine
 
     def snapshot(self) -> Any:
         return self._meter.snapshot(self.engine.statistics)

@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, Validation
 
 from batchgen.engine.config import EngineSettings, GenerationSettings, ModelSettings, Section
 from batchgen.pipeline.config import InputSettings, OutputSettings, PromptSettings, RequestPrompts
+from batchgen.pipeline.parsed import AnswerParser
 from batchgen.pipeline.place import AnyPath, place
 
 from .document import expand_variables, override, read_document
@@ -30,7 +31,9 @@ class RunSettings(Section):
     max_failures: int | str | None = Field(None, description='failed rows that still count as success: 10 or "1%"')
     deadline: str | None = Field(None, description="HH:MM local time, or a duration like 90s, 30m, 2h")
     checkpoint_seconds: float = Field(30, gt=0, le=86400, description="most work a kill can lose")
-    retries: int = Field(0, ge=0, description="times a row that failed to parse or hit max_tokens is asked again")
+    retries: int = Field(
+        0, ge=0, description="times a row that was cut by max_tokens or cannot be parsed is asked again, with new noise"
+    )
     metrics_file: str | None = Field(None, min_length=1, description="Prometheus text file, rewritten while running")
     on_finish: str | None = Field(
         None,
@@ -51,13 +54,6 @@ class RunSettings(Section):
     def _deadline_is_a_time(cls, value: str | None) -> str | None:
         if value is not None:
             parse_deadline(value)
-        return value
-
-    @field_validator("retries")
-    @classmethod
-    def _no_retries_yet(cls, value: int) -> int:
-        if value:
-            raise ValueError("asking again within a run is not available yet, use 0 and `batchgen run --retry length`")
         return value
 
     @field_validator("on_finish")
@@ -127,6 +123,24 @@ class Job(Section):
             raise ValueError("generation.per_row: the lines of an OpenAI batch file bring their parameters, remove it")
         return self
 
+    @model_validator(mode="after")
+    def _columns_have_their_grammar(self) -> Self:
+        for key, needed in (("parse", "json_schema"), ("choice_probs", "choices")):
+            if getattr(self.output, key) and getattr(self.generation, needed) is None:
+                raise ValueError(f"output.{key}: needs generation.{needed}")
+            if getattr(self.output, key) and self.output.format == "openai":
+                raise ValueError(f"output.{key}: output.format: openai has no such column, remove it")
+        try:
+            self.parser()
+        except ValueError as error:
+            raise ValueError(f"output.parse: {error}") from error
+        return self
+
+    def parser(self) -> AnswerParser | None:
+        """What reads the answers of a `parsed` column."""
+        schema = self.generation.json_schema
+        return AnswerParser(schema) if self.output.parse and isinstance(schema, dict) else None
+
     @field_validator("output")
     @classmethod
     def _input_order_only(cls, value: OutputSettings) -> OutputSettings:
@@ -145,7 +159,7 @@ class Job(Section):
         written = override(read_document(path), overrides or {})
         document = expand_variables(written, str(path))
         try:
-            job = cls.model_validate({"name": path.stem, **document})
+            job = cls.model_validate({"name": path.stem, **document}, context={"base": path.resolve().parent})
         except ValidationError as error:
             raise UsageError(f"{path}: {explain(error, document, cls)}") from error
         job._base, job._source, job._document = path.resolve().parent, str(path), written

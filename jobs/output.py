@@ -242,7 +242,10 @@ def _binding_layout(layout: dict[str, Any], stored: Manifest) -> dict[str, Any]:
     """The part of a layout that must stay: all once final files exist, before that what the journal depends on."""
     if stored.published:
         return layout
-    return {"output": {key: value for key, value in layout["output"].items() if key not in ("format", "columns")}}
+    return {
+        **layout,
+        "output": {key: value for key, value in layout["output"].items() if key not in ("format", "columns")},
+    }
 
 
 def _max_tokens_difference(job: Job, stored: Manifest, retry: tuple[int, ...]) -> list[str]:

@@ -5,7 +5,7 @@ Knows the order of precedence by name only; loads no model.
 
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -20,11 +20,23 @@ _PACKAGES = ("batchgen", "torch", "transformers", "tokenizers", "datasets", "pya
 
 
 def resolve_sampling(job: Job, models: Models) -> tuple[Sampling, dict[str, Any]]:
-    """The sampling of a row without values of its own. Raises JobError for an illegal value in the model's file."""
+    """The sampling of a row without values of its own. Raises JobError for an illegal value in the model's file.
+
+    Raises UsageError where it does not go with the output or the retries that the job asks for.
+    """
     try:
         sampling, origins = resolve_generation(job.generation, models.generation_config(job))
     except ValueError as error:
         raise JobError(f"{job.model.path}: generation_config.json: {error}; set it in the job") from error
+    try:
+        sampling = replace(sampling, choice_probs=job.output.choice_probs)
+    except ValueError as error:
+        raise UsageError(f"{job.source}: output.{error}; set it in the job's generation") from error
+    if job.run.retries and sampling.greedy:
+        raise UsageError(
+            f"{job.source}: run.retries: at temperature 0 every attempt gives the same answer; "
+            "set generation.temperature, or retries: 0"
+        )
     return sampling, dict(origins)
 
 

@@ -11,6 +11,7 @@ from .rms_norm import cases as rms_norm
 from .rotary import cases as rotary
 from .sampling import cases as sampling
 from .swiglu import cases as swiglu
+from .token_mask import cases as token_mask
 from .write_kv import cases as write_kv
 
 OPS: tuple[Op, ...] = (
@@ -26,6 +27,7 @@ OPS: tuple[Op, ...] = (
     attention.OP,
     attention_formats.OP,
     *sampling.OPS,
+    token_mask.OP,
 )
 # Sizes of real steps, for the benchmark.
 LARGE: tuple[Op, ...] = (

@@ -35,6 +35,8 @@ from .sampling import native as native_sampling
 from .sampling.reference import finite, logprobs, penalise, sample
 from .swiglu import native as native_swiglu
 from .swiglu.reference import swiglu
+from .token_mask import native as native_token_mask
+from .token_mask.reference import mask
 from .write_kv import native as native_write_kv
 from .write_kv.reference import write_kv
 
@@ -95,6 +97,9 @@ class ReferenceKernels:
     def sample(self, logits: Tensor, filters: Filters) -> Tensor:
         return sample(logits, filters)
 
+    def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+        mask(logits, rows, bits)
+
     def logprobs(self, logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
         return logprobs(logits, tokens, top)
 
@@ -123,6 +128,9 @@ class NativeKernels(ReferenceKernels):
 
     def sample(self, logits: Tensor, filters: Filters) -> Tensor:
         return native_sampling.sample(self._library, logits, filters)
+
+    def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+        native_token_mask.mask(self._library, logits, rows, bits)
 
     def plan_attention(self, items: AttentionItems, block_size: int) -> Any:
         return native_attention.plan_attention(items, block_size)

@@ -7,7 +7,7 @@ import datetime
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,9 +20,10 @@ from batchgen.engine.generation import resolve_generation
 
 from .config import PromptSettings
 from .flow import Generator, answers
+from .parsed import AnswerParser
 from .prompt import Renderer
 from .reorder import arrange
-from .result import ResultEncoder, result_schema
+from .result import ResultEncoder, further_columns, result_schema
 from .rows import FileIdentity, RowBatch, Skipped
 from .text import repair_text
 
@@ -53,28 +54,34 @@ def annotate(
     prompt: Mapping[str, Any],
     generation: Mapping[str, Any] | None = None,
     prefix: str = "",
+    parse: bool = False,
+    choice_probs: bool = False,
     **engine_options: Any,
 ) -> "Dataset":
     """Answers every row of `dataset`; returns its rows, in order, with the result columns beside them.
 
-    `prompt` and `generation` hold the keys of those sections of a job file. `model` is a path, a Hub id or a loaded
-    `Engine`; `engine_options` go to `Engine.load`. A row that fails has its `error` set; rows that a policy skips are
-    left out. Raises ValueError for a bad setting or a column whose name a result column needs. A stream is read into
-    files that stay until the process ends; `save_to_disk` keeps the result for longer.
+    `prompt` and `generation` hold the keys of those sections of a job file; `parse` and `choice_probs` are those of its
+    output section. `model` is a path, a Hub id or a loaded `Engine`; `engine_options` go to `Engine.load`. A row that
+    fails has its `error` set; rows that a policy skips are left out. Raises ValueError for a bad setting or a column
+    whose name a result column needs. A stream is read into files that stay until the process ends; `save_to_disk` keeps
+    the result for longer.
     """
     settings = PromptSettings.model_validate(dict(prompt))
     sampling = GenerationSettings.model_validate(dict(generation or {}))
+    parser = _parser(sampling, parse)
+    more = further_columns(sampling.n, parser, choice_probs, attempts=False)
+    results = result_schema(sampling.n, sampling.logprobs is not None, prefix, more)
     rows = _materialised(dataset)
-    _refuse_collisions(rows.column_names, sampling, prefix)
+    _refuse_collisions(rows.column_names, results)
     engine = _engine(model, engine_options)
-    base, _ = resolve_generation(sampling, engine.generation_config)
+    base = replace(resolve_generation(sampling, engine.generation_config)[0], choice_probs=choice_probs)
     _refuse_no_room(base.max_tokens, engine.context_length)
     per_row = {str(key): column for key, column in sampling.per_row.items()}
     today = datetime.date.today().isoformat()
     if settings.reorder:
         settings = arrange(settings, DatasetSource(rows)).applied(settings)
     renderer = Renderer(settings, base, per_row, engine.tokenizer, engine.context_length, today)
-    encoder = ResultEncoder(engine.tokenizer, base, engine.eos_ids, prefix)
+    encoder = ResultEncoder(engine.tokenizer, base, engine.eos_ids, results=results, parser=parser)
     return _joined(rows, encoder, _collect(DatasetSource(rows), renderer, engine, encoder))
 
 
@@ -156,9 +163,14 @@ def _engine(model: str | LoadedEngine, options: Mapping[str, Any]) -> LoadedEngi
     return engine
 
 
-def _refuse_collisions(columns: Sequence[str], generation: GenerationSettings, prefix: str) -> None:
-    names = result_schema(generation.n, generation.logprobs is not None, prefix).names
-    taken = [name for name in names if name in columns]
+def _parser(generation: GenerationSettings, parse: bool) -> AnswerParser | None:
+    if parse and not isinstance(generation.json_schema, dict):
+        raise ValueError("parse: needs json_schema in generation")
+    return AnswerParser(generation.json_schema) if parse and isinstance(generation.json_schema, dict) else None
+
+
+def _refuse_collisions(columns: Sequence[str], results: pa.Schema) -> None:
+    taken = [name for name in results.names if name in columns]
     if taken:
         raise ValueError(f"the data set has a column {taken[0]!r} already; set prefix")
 

@@ -138,7 +138,12 @@ class OutputSettings(Section):
     prefix: str = Field("", description="put before the names of the result columns")
     order: Literal["input", "completion"] = Field("input", description="order of the rows")
     shard_rows: int = Field(100_000, ge=1, description="rows per file")
-    parse: bool = Field(False, description="with json_schema: a typed column of the parsed answer")
+    parse: bool = Field(False, description="with json_schema: a typed column `parsed` of the answer's values")
+    choice_probs: bool = Field(
+        False,
+        description="with choices, at temperature 0: the answer is the most probable choice, and a column "
+        "`choice_probs` holds the probability of each; no token is generated",
+    )
 
     @field_validator("path")
     @classmethod
@@ -154,13 +159,6 @@ class OutputSettings(Section):
         for index, name in enumerate(value if isinstance(value, tuple) else ()):
             if name in value[:index]:
                 raise ValueError(f"{name!r} is listed twice")
-        return value
-
-    @field_validator("parse")
-    @classmethod
-    def _parse_exists(cls, value: bool) -> bool:
-        if value:
-            raise ValueError("parsed answers are not available yet, remove the key")
         return value
 
     @model_validator(mode="after")

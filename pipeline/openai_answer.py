@@ -51,7 +51,7 @@ def _response(name: str, status: int, body: dict[str, Any]) -> dict[str, Any]:
 
 def _refusal(error: Mapping[str, Any]) -> dict[str, Any]:
     parameter, colon, _ = error["message"].partition(":")
-    known = error["code"] == "bad_params" and colon and parameter.isidentifier()
+    known = error["code"] in ("bad_params", "bad_grammar") and colon and parameter.isidentifier()
     return {
         "message": error["message"],
         "type": "invalid_request_error",

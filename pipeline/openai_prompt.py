@@ -11,6 +11,7 @@ from typing import Any
 from batchgen.engine.request import RowError, Sampling
 
 from .chat import BadMessagesError, ChatTemplate
+from .openai_grammar import BadGrammarError
 from .openai_request import Asked, RefusedError, read_request
 from .prompt import Prompt, Renderer, RowFaultError
 
@@ -64,6 +65,8 @@ def _asked(row: Mapping[str, Any]) -> Asked:
         return read_request(row)
     except RefusedError as error:
         raise _refusal("bad_params", str(error)) from error
+    except BadGrammarError as error:
+        raise _refusal("bad_grammar", str(error)) from error
     except BadMessagesError as error:
         raise RowFaultError(RowError("bad_messages", "prompt", f"messages: {error}")) from error
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from .chat import Chat, read_chat
 from .config import BODY, METHOD, URL
+from .openai_grammar import GRAMMAR_PARAMETERS, one_grammar
 
 CHAT_URL, TEXT_URL = "/v1/chat/completions", "/v1/completions"
 
@@ -74,7 +75,9 @@ def _values(given: Mapping[str, Any], only: Mapping[str, str]) -> dict[str, Any]
     names = {**_SAMPLING, **only}
     found: dict[str, Any] = {}
     for key, value in sorted(given.items()):
-        if key in names:
+        if key in GRAMMAR_PARAMETERS:
+            found["grammar"] = one_grammar(found, key, value)
+        elif key in names:
             found.setdefault(names[key], _CONVERT.get(key, _as_given)(value))
         elif key not in _WITHOUT_EFFECT and not (key in _NEUTRAL and value in _NEUTRAL[key]):
             raise RefusedError(f"{key}: is not supported" + (f" as {_short(value)}" if key in _NEUTRAL else ""))
@@ -138,7 +141,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none",),
     "modalities": (["text"],),
-    "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "skip_special_tokens": (True,),
     "add_generation_prompt": (True,),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import BOS, CHAT_TEMPLATE, EOS, TURN_END, tiny_model, tiny_tokenizer
-from tiny_gguf import write_gguf
+from tiny_gguf import sentencepiece_keys, write_gguf
 from transformers import AutoTokenizer
 
 from batchgen.engine.spec import ModelError
@@ -164,22 +164,6 @@ def test_user_defined_tokens_stay_whole_and_are_shown(folder: Path, tmp_path: Pa
     (ids,) = tokenizer.encode(["x<|user|>y<|end|>"], False)
     assert ids[1] == 3
     assert tokenizer.decode(ids) == "x<|user|>y"
-
-
-SENTENCEPIECE = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-PIECES = ["▁", "h", "i", "t", "e", "▁▁", "▁t", "he", "▁the", "hi", "▁hi", "[", "▁["]
-
-
-def sentencepiece_keys(**more: Any) -> dict[str, Any]:
-    scores = [0.0] * len(SENTENCEPIECE) + [-10.0 - len(PIECES) + len(piece) * 1.5 for piece in PIECES]
-    return {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": [*SENTENCEPIECE, *PIECES],
-        "tokenizer.ggml.scores": [score + index / 100 for index, score in enumerate(scores)],
-        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * len(PIECES),
-        "tokenizer.ggml.unknown_token_id": 0,
-        **{f"tokenizer.ggml.{name}": value for name, value in more.items()},
-    }
 
 
 def test_sentencepiece_equals_transformers(folder: Path, tmp_path: Path) -> None:

@@ -79,14 +79,8 @@ def test_illegal_values_are_refused_with_their_place(tmp_path: Path, key: str, v
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("generation.choices", ["a", "b"]),
-        ("generation.regex", "["),
-        ("generation.json_schema", {"type": "object"}),
-        ("generation.grammar", "start: /a/"),
         ("engine.speculation", {"kind": "medusa", "path": "x"}),
-        ("output.parse", True),
         ("output.order", "completion"),
-        ("run.retries", 1),
     ],
 )
 def test_what_is_not_there_yet_is_refused_by_name(tmp_path: Path, key: str, value: object) -> None:

@@ -135,8 +135,8 @@ REFUSED: list[tuple[dict[str, Any], str, str | None]] = [
     (chat_line("x", logprobs=2), "logprobs: must be true or false", "logprobs"),
     (chat_line("x", top_logprobs=2), "top_logprobs: needs logprobs: true", "top_logprobs"),
     (
-        chat_line("x", response_format={"type": "json_object"}),
-        "response_format: is not supported",
+        chat_line("x", response_format={"type": "xml"}),
+        "response_format: type must be text, json_object or json_schema, got 'xml'",
         "response_format",
     ),
     (text_line("x", [1, 2]), "prompt: must be a string or a list of one", "prompt"),

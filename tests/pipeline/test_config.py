@@ -44,7 +44,6 @@ def test_lists_come_as_yaml_gives_them() -> None:
         (InputSettings, {"path": "a", "limit": "5"}, "valid integer"),
         (InputSettings, {"path": []}, "at least 1"),
         (OutputSettings, {"path": "hf://datasets/o/n"}, "hf:// cannot be written to row by row"),
-        (OutputSettings, {"path": "o", "parse": True}, "parsed answers are not available yet"),
         (OutputSettings, {"path": "o", "columns": ["a", "a"]}, "'a' is listed twice"),
         (OutputSettings, {"path": "o", "shard_rows": 0}, "greater than or equal to 1"),
     ],

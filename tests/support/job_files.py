@@ -34,7 +34,7 @@ def write_job(folder: Path, **overrides: Any) -> Path:
         else:
             node[key] = value
     path = folder / "job.yaml"
-    path.write_text(yaml.safe_dump(document))
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
     return path
 
 

@@ -183,3 +183,20 @@ def _add_key(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
         writer.add_string(name, value)
     else:
         writer.add_array(name, value)
+
+
+SENTENCEPIECE = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+PIECES = ["▁", "h", "i", "t", "e", "▁▁", "▁t", "he", "▁the", "hi", "▁hi", "[", "▁["]
+
+
+def sentencepiece_keys(**more: Any) -> dict[str, Any]:
+    """Keys of a SentencePiece-like tokenizer of 272 tokens; `more` are keys without their prefix."""
+    scores = [0.0] * len(SENTENCEPIECE) + [-10.0 - len(PIECES) + len(piece) * 1.5 for piece in PIECES]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [*SENTENCEPIECE, *PIECES],
+        "tokenizer.ggml.scores": [score + index / 100 for index, score in enumerate(scores)],
+        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * len(PIECES),
+        "tokenizer.ggml.unknown_token_id": 0,
+        **{f"tokenizer.ggml.{name}": value for name, value in more.items()},
+    }
