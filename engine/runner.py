@@ -53,9 +53,9 @@ class Runner:
 
     @torch.inference_mode()
     def _run(self, feeds: list[Feed]) -> list[list[Drawn]]:
-        points = [feed.points for feed in feeds]
+        points, batch = [feed.points for feed in feeds], self._batch(feeds)
         self.sampler.prepare([point for some in points for point in some])
-        hidden = self.model.forward(self._batch(feeds), self.pages)
+        hidden = self.model.forward(batch, self.pages)
         drawn = iter(self._draw([point for some in points for point in some], hidden))
         return [list(islice(drawn, len(some))) for some in points]
 
@@ -101,7 +101,7 @@ class Runner:
         tokens = [token for feed in feeds for token in feed.tokens]
         choices = np.repeat([self.model.rope_choice(feed.sequence.longest) for feed in feeds], counts)
         ends = np.cumsum(counts)
-        sampled = [range(end - len(feed.points), end) for feed, end in zip(feeds, ends, strict=True)]
+        sampled = [range(end - feed.num_points, end) for feed, end in zip(feeds, ends, strict=True)]
         return Batch(
             tokens=self._tensor(np.array(tokens, dtype=np.int64)),
             positions=self._tensor(items.positions),

@@ -160,14 +160,17 @@ class Feed:
         return [*self.sequence.tokens[self.start : self.known], *self.draft][-self.count :]
 
     @property
+    def num_points(self) -> int:
+        """How many tokens it draws; fewer than the draft's when a drafter feeds its draft over several steps."""
+        return min(len(self.draft) + 1, self.count) if self.samples else 0
+
+    @property
     def points(self) -> list[Point]:
         """Where it draws, in order: nowhere while the newest token is still to be fed."""
-        if not self.samples:
-            return []
         found = [Point(self.sequence, self.sequence.grammar)]
         for place, token in enumerate(self.draft, 1):
             found.append(Point(self.sequence, found[-1].grammar.after(token), self.draft[:place]))
-        return found[max(0, len(found) - self.count) :]  # a drafter feeds its draft over several steps
+        return found[len(found) - self.num_points :]
 
 
 @dataclass(frozen=True, slots=True)
