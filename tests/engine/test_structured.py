@@ -239,6 +239,30 @@ def test_masks_are_filled_once_for_rows_in_the_same_state(folder, monkeypatch):
     assert sum(filled) < 60
 
 
+@pytest.mark.parametrize("liked", ["Ġ", "Ċ", "ĉ"])  # blank, line break, tab
+def test_json_ends_though_the_model_likes_blanks(folder, monkeypatch, liked):
+    engine = load(folder)
+    blank, logits = engine.tokenizer.backend.token_to_id(liked), engine.model.logits
+
+    def biased(hidden):
+        found = logits(hidden)
+        found[:, blank] += 1000.0
+        return found
+
+    monkeypatch.setattr(engine.model, "logits", biased)
+    for completion in run(engine, requests(temperature=0)).values():
+        text = engine.tokenizer.decode(completion.tokens)
+        assert completion.tag == "lark" or (completion.finish_reason == "stop" and legal(completion.tag, text))
+
+
+def test_a_cut_answer_is_left_as_it_is(folder):
+    chosen = Sampling(max_tokens=3, temperature=0, grammar=GRAMMARS["schema"])
+    (completion,) = load(folder).run([Request(0, PROMPTS[0], chosen)])
+    assert completion.finish_reason == "length"
+    assert len(completion.tokens) == 3
+    assert '{"the fox":"'.startswith(load_tokenizer(str(folder)).decode(completion.tokens)[:12])
+
+
 def allowed(grammars: Grammars, grammar: Grammar) -> set[int]:
     """Tokens that may come first."""
     state = grammars.start(grammar)
