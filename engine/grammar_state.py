@@ -47,10 +47,11 @@ UNCONSTRAINED = Unconstrained()
 
 @dataclass(slots=True)
 class Budget:
-    """How many more states of one grammar are kept, and whether runs without alternatives are followed at once."""
+    """What the states of one grammar share: how many more are kept, whether forced runs are followed at once."""
 
     forcing: bool
     left: int = MAX_KEPT
+    reserve: int = 0  # tokens before max_tokens from which on an answer is watched over, to be closed in time
 
 
 @dataclass(slots=True, eq=False)

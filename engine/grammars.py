@@ -13,6 +13,7 @@ from llguidance import LLExecutor, LLTokenizer
 
 from .choices import ChoiceTrie, choice_trie
 from .grammar import Grammar, GrammarError, new_matcher, source_of
+from .grammar_closing import MARGIN, Closing
 from .grammar_state import Budget, Mask, MatcherState
 from .tokenizer import Tokenizer
 
@@ -70,8 +71,15 @@ class Grammars:
         if filling is not None:
             filling.result()
 
-    def allowed(self, state: MatcherState, ends: frozenset[int]) -> Mask:
-        """What may follow, for an answer that ends with `ends`: these wherever the answer is complete, no other end."""
+    def allowed(self, state: MatcherState, ends: frozenset[int], left: int) -> Mask:
+        """What may follow, for an answer that ends with `ends`: these wherever it is complete, no other end.
+
+        `left`: tokens before `max_tokens`; when they get few, JSON keeps to what can still be closed.
+        """
+        mask = self._with_ends(state, ends)
+        return self._closing.narrowed(state, mask, left) if left <= state.budget.reserve else mask
+
+    def _with_ends(self, state: MatcherState, ends: frozenset[int]) -> Mask:
         assert state.mask is not None
         if ends == self._eos_ids:
             return state.mask
@@ -91,7 +99,10 @@ class Grammars:
     def _compile(self, grammar: Grammar) -> MatcherState | str:
         self.num_compiled += 1
         try:
-            return MatcherState(new_matcher(self._tokens, source_of(grammar)), Budget(self._forcing))
+            matcher = new_matcher(self._tokens, source_of(grammar))
+            shortest = self._closing.length(matcher) if grammar.kind == "json_schema" else None
+            reserve = 0 if shortest is None else 2 * shortest + MARGIN
+            return MatcherState(matcher, Budget(self._forcing, reserve=reserve))
         except GrammarError as error:
             return str(error)
 
@@ -109,6 +120,10 @@ class Grammars:
             return LLTokenizer(self._tokenizer.backend.to_str(), eos_token=ends)
         except ValueError as error:
             raise GrammarError(f"the tokenizer's vocabulary cannot be read as bytes ({error})") from None
+
+    @cached_property
+    def _closing(self) -> Closing:
+        return Closing(self._tokens)
 
     @cached_property
     def _executor(self) -> LLExecutor:

@@ -56,7 +56,7 @@ class Sampler:
         masks: dict[int, Mask] = {}
         for row, point in enumerate(points):
             if isinstance(point.grammar, MatcherState):
-                masks[row] = self.grammars.allowed(point.grammar, point.sequence.task.ends)
+                masks[row] = self.grammars.allowed(point.grammar, point.sequence.task.ends, point.tokens_left)
                 if faults[row] is None and point.grammar.error is not None:
                     faults[row] = RowError("bad_grammar", "request", f"the grammar gave up: {point.grammar.error}")
         if masks:

@@ -130,6 +130,11 @@ class Point:
         return self.sequence.answer_length + len(self.drafted)
 
     @property
+    def tokens_left(self) -> int:
+        """Tokens that the answer may still get."""
+        return self.sampling.max_tokens - self.answer_length
+
+    @property
     def counts(self) -> TokenCounts:
         return self.sequence.counts.ahead(self.drafted)
 

@@ -255,6 +255,48 @@ def test_json_ends_though_the_model_likes_blanks(folder, monkeypatch, liked):
         assert completion.tag == "lark" or (completion.finish_reason == "stop" and legal(completion.tag, text))
 
 
+OPEN = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "list": {
+            "type": "array",
+            "items": {"type": "object", "properties": {"k": {"enum": ["a", "bc"]}}, "required": ["k"]},
+        },
+        "kind": {"enum": ["the", "fox", "dog"]},
+        "number": {"type": "number"},
+    },
+    "required": ["text", "list", "kind", "number"],
+}
+
+
+@pytest.mark.parametrize("temperature", [0, 1.5])
+def test_json_is_closed_in_time(folder, temperature):
+    """Whatever the limit, once the shortest answer fits; texts, lists and numbers of the schema have no end."""
+    engine, off = load(folder), load(folder, speculation="off", max_sequences=1)
+    grammar = Grammar.json_schema(OPEN)
+    shortest = engine.grammars._closing.length(engine.grammars.start(grammar).matcher)
+    wanted = [
+        Request(key, PROMPTS[key % 4], Sampling(max_tokens=limit, temperature=temperature, grammar=grammar))
+        for key, limit in enumerate(range(shortest + 2, shortest + 50))
+    ]
+    found = run(engine, wanted)
+    assert_equal(found, run(off, wanted))
+    cut = [key for key, one in found.items() if one.finish_reason != "stop"]
+    assert cut == []
+    for one in found.values():
+        assert set(json.loads(engine.tokenizer.decode(one.tokens))) >= set(OPEN["required"])
+
+
+def test_what_is_chosen_while_closing_is_the_models_choice(folder):
+    engine, grammar = load(folder), Grammar.json_schema(OPEN)
+    rows = [
+        Request(key, PROMPTS[key % 4], Sampling(max_tokens=60, temperature=1.5, grammar=grammar)) for key in range(60)
+    ]
+    kinds = {json.loads(engine.tokenizer.decode(one.tokens))["kind"] for one in run(engine, rows).values()}
+    assert kinds == {"the", "fox", "dog"}
+
+
 def test_a_cut_answer_is_left_as_it_is(folder):
     chosen = Sampling(max_tokens=3, temperature=0, grammar=GRAMMARS["schema"])
     (completion,) = load(folder).run([Request(0, PROMPTS[0], chosen)])
@@ -268,7 +310,7 @@ def allowed(grammars: Grammars, grammar: Grammar) -> set[int]:
     state = grammars.start(grammar)
     grammars.fill([state])
     grammars.wait()
-    mask = grammars.allowed(state, grammars._eos_ids)
+    mask = grammars.allowed(state, grammars._eos_ids, 1000)
     return set(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist())
 
 
@@ -303,10 +345,10 @@ def test_ends_beside_the_models_own_are_allowed_in_complete_answers_only(folder)
     grammars.fill([start])
     grammars.wait()
     for ends in (frozenset({tiny.EOS, tiny.TURN_END}), frozenset({3}), frozenset({3, tiny.EOS}), frozenset()):
-        bits = np.unpackbits(grammars.allowed(start, ends).view(np.uint8), bitorder="little")
+        bits = np.unpackbits(grammars.allowed(start, ends, 1000).view(np.uint8), bitorder="little")
         assert {token for token in range(len(tiny.SPECIAL_TOKENS)) if bits[token]} == ends
     unfinished = grammars.start(Grammar.regex("ab"))
     grammars.fill([unfinished])
     grammars.wait()
-    bits = np.unpackbits(grammars.allowed(unfinished, frozenset({3})).view(np.uint8), bitorder="little")
+    bits = np.unpackbits(grammars.allowed(unfinished, frozenset({3}), 1000).view(np.uint8), bitorder="little")
     assert not bits[: len(tiny.SPECIAL_TOKENS)].any()
