@@ -39,6 +39,7 @@ def charts_of(findings: Findings) -> list[Chart]:
         _lengths("output", "Answer lengths", usage["completion_tokens"], _ORANGE),
         _reasons(findings.finish_reasons),
         _reuse(usage),
+        _groups(findings.manifest.prefix_groups),
     ]
 
 
@@ -134,6 +135,19 @@ def _reuse(usage: dict[str, NDArray[np.int64]]) -> Chart:
         total = cached.sum() / prompt.sum()
         caption = f"Share of each prompt that another row had computed; {total:.0%} of all prompt tokens"
     return _chart("reuse", "Prefix reuse by row", caption, figure, "", "rows", bool(asked.any()))
+
+
+def _groups(groups: list[dict[str, Any]]) -> Chart:
+    figure = go.Figure()
+    names = [f"group {number}" for number in range(1, len(groups) + 1)]
+    figure.add_bar(
+        x=[group["saved_tokens"] for group in groups], y=names, orientation="h", marker_color=_GREEN,
+        customdata=[[group["rows"], group["prefix_tokens"]] for group in groups],
+        hovertemplate="%{customdata[0]:,} rows share %{customdata[1]:,} tokens: %{x:,} saved<extra></extra>",
+    )  # fmt: skip
+    figure.update_yaxes(autorange="reversed")
+    caption = "Prompt tokens that need no computing because of a group's common prefix; the groups are listed below"
+    return _chart("groups", "What prefix groups save", caption, figure, "tokens", "", bool(groups))
 
 
 def _chart(name: str, title: str, caption: str, figure: go.Figure, x_title: str, y_title: str, drawn: bool) -> Chart:

@@ -59,7 +59,12 @@ def render(findings: Findings) -> str:
         subtitle=_subtitle(findings),
         tiles=list(_tiles(findings)),
         charts=[_shown(chart) for chart in charts],
-        sections=[_failures(findings), _expensive(findings)],
+        sections=[
+            _failures(findings),
+            _groups(findings.manifest),
+            _expensive(findings),
+            *_speculation(findings.manifest),
+        ],
         settings=list(_settings(findings.manifest)),
         plotly=Markup(get_plotlyjs().replace("</script", "<\\/script")),
         figures=_script_json({chart.name: chart.figure for chart in charts if chart.figure}),
@@ -103,6 +108,7 @@ def _tiles(findings: Findings) -> Iterator[dict[str, Any]]:
     if seconds:
         yield _tile(f"of work in {_plural(findings.manifest.times['runs'], 'run')}", _duration(seconds))
         yield _tile("rows per second", f"{findings.status.done / seconds:.2f}")
+        yield _tile("spent waiting for rows", f"{findings.manifest.times.get('host_wait_seconds', 0.0) / seconds:.0%}")
     yield from _cost_tiles(findings.manifest.cost)
 
 
@@ -143,6 +149,31 @@ def _expensive(findings: Findings) -> dict[str, Any]:
         ],
         "nothing": "No row was computed.",
     }
+
+
+def _groups(manifest: Manifest) -> dict[str, Any]:
+    rows = [
+        [
+            f"{number}",
+            f"{group['rows']:,}",
+            f"{group['prefix_tokens']:,}",
+            f"{group['saved_tokens']:,}",
+            group["excerpt"],
+        ]
+        for number, group in enumerate(manifest.prefix_groups, 1)
+    ]
+    return {
+        "title": "Largest prefix groups", "names": ["group", "rows", "tokens shared", "tokens saved", "text"],
+        "numbers": [0, 1, 2, 3], "rows": rows, "nothing": "No rows begin alike.",
+    }  # fmt: skip
+
+
+def _speculation(manifest: Manifest) -> Iterator[dict[str, Any]]:
+    found = manifest.speculation
+    if found.get("drafted_tokens"):
+        accepted = found["accepted_tokens"] / found["drafted_tokens"]
+        rows = [["drafted tokens", f"{found['drafted_tokens']:,}"], ["of them accepted", f"{accepted:.0%}"]]
+        yield {"title": "Speculation", "names": ["", ""], "numbers": [1], "rows": rows, "nothing": ""}
 
 
 def _settings(manifest: Manifest) -> Iterator[tuple[str, str]]:

@@ -33,6 +33,7 @@ from .models import LoadedModel, Models
 from .ordering import arranged
 from .outcomes import SKIPPED, codes_of
 from .output import Output
+from .prefix_groups import PrefixGroups, Watched, describe, merged
 from .progress import Display, Meter, Progress
 from .resolved import chat_template, installed_versions, require_known_tokens, resolve_sampling, resolved_settings
 from .writer import JournalWriter
@@ -97,6 +98,7 @@ class Generation:
     def run(self, todo: NDArray[np.bool_], displays: Sequence[Display], stopping: Callable[[], bool]) -> None:
         """Asks every row where `todo` is true until `stopping`. What has finished when this ends is journaled."""
         self._meter = Meter(int(todo.sum()))
+        self._groups = PrefixGroups()
         with ExitStack() as stack:
             writer = JournalWriter(self._output.journal, self._job.run.checkpoint_seconds)
             self._journal = stack.enter_context(writer)
@@ -105,6 +107,8 @@ class Generation:
             stack.callback(self._conclude)
             for batch in stack.enter_context(closing(self._answers(todo, stopping))):
                 self._take(batch)
+        groups = describe(self._groups.largest, self.engine.tokenizer)
+        self._output.manifest.prefix_groups = merged(self._output.manifest.prefix_groups, groups)
         self._output.manifest.speculation = self.snapshot().speculation
         self._output.manifest.replaced_surrogates = self._source.replaced_surrogates + self.renderer.replaced_surrogates
 
@@ -116,7 +120,7 @@ class Generation:
         yield from answers(
             self._source,
             self.renderer,
-            self._asked_again(),
+            Watched(self._asked_again(), self._groups),
             self.encoder,
             done=lambda position: not todo[position],
             skip=self._skip,

@@ -55,6 +55,7 @@ class Manifest:
     tokens: dict[str, int] = field(default_factory=dict)
     reuse: float = 0.0
     speculation: dict[str, int] = field(default_factory=dict)  # of the last run that generated
+    prefix_groups: list[dict[str, Any]] = field(default_factory=list)
     times: dict[str, Any] = field(default_factory=dict)
     cost: dict[str, float] | None = None
 

@@ -60,7 +60,9 @@ def test_figures_are_those_of_the_rows(tmp_path: Path) -> None:
 
 def test_the_page_stands_alone(tmp_path: Path) -> None:
     write_rows(tmp_path, 30)
-    run(make_job(tmp_path, name="</script><b>nice & plain", run__price_per_hour=3.0), models=FakeModels())
+    text = "The same long start <i>for</i> all rows: {{ word }}"
+    job = make_job(tmp_path, name="</script><b>nice & plain", run__price_per_hour=3.0, prompt__text=text)
+    run(job, models=FakeModels())
     path = report_output(tmp_path / "out")
     page = path.read_text()
     assert path == tmp_path / "out" / "__batchgen__" / "report.html"
@@ -69,11 +71,12 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
     assert not re.search(r"(src|href)\s*=|@import|url\(", markup)
     assert page.count("</script>") == page.count("<script>") == 2
     assert "&lt;/script&gt;&lt;b&gt;nice &amp; plain" in page
-    assert set(figures(page)) == {"speed", "memory", "prompt", "output", "reasons", "reuse"}
+    assert set(figures(page)) == {"speed", "memory", "prompt", "output", "reasons", "reuse", "groups"}
     for name in figures(page):
         assert f'<div id="{name}">' in page
     assert "null_value" in page
     assert "cost at 3 an hour" in page
+    assert "The same long start &lt;i&gt;for&lt;/i&gt; all rows" in page
 
 
 def test_an_output_that_is_not_finished(tmp_path: Path) -> None:
