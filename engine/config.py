@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from .generation import resolve_generation
 from .grammar import GRAMMAR_KEYS, Grammar, GrammarError, check_grammar, read_schema
+from .request import POSITIVE, RANGES
 
 PerRowKey = Literal[
     "max_tokens",
@@ -55,10 +56,14 @@ class ModelSettings(Section):
     """Which model to run, and in which number format."""
 
     path: str = Field(min_length=1, description="Hub id, local directory or local .gguf file")
-    revision: str | None = Field(None, description="branch, tag or commit, for a Hub id")
-    tokenizer: str | None = Field(None, description="path or Hub id; default: the model's own")
+    revision: str | None = Field(None, description="branch, tag or commit of a Hub id")
+    tokenizer: str | None = Field(None, description="local path or Hub id of another tokenizer; null: the model's own")
     chat_template: str | None = Field(None, description="a .jinja file that replaces the model's chat template")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="number format of computation")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto",
+        description="number format of computation; auto: float32 for a float32 checkpoint, else bfloat16, and float32 "
+        "where the processor has no bfloat16",
+    )
     weights: Literal["auto", "native", "int8", "int4", "fp8"] = Field(
         "auto",
         description="number format of weights; native: the checkpoint's values in dtype, int8 and int4: whole numbers "
@@ -67,25 +72,40 @@ class ModelSettings(Section):
     )
 
 
+def _with_ranges(schema: dict[str, Any]) -> None:
+    """For editors and the reference: the numbers that `Sampling` takes."""
+    for name, (low, high) in RANGES.items():
+        least = "exclusiveMinimum" if name in POSITIVE else "minimum"
+        schema["properties"][name] |= {least: low, "maximum": high}
+
+
 class GenerationSettings(Section):
     """How answers are sampled. null: the model's generation_config.json decides, then the neutral value."""
 
-    max_tokens: int = Field(256, description="most tokens of an answer")
-    min_tokens: int = Field(0, description="fewest tokens before an answer may end")
+    model_config = ConfigDict(json_schema_extra=_with_ranges)
+
+    max_tokens: int = Field(256, description="most tokens of an answer; must leave room for a prompt in the context")
+    min_tokens: int = Field(0, description="an answer does not end before it has this many tokens")
     temperature: float | None = Field(None, description="0 is greedy; neutral: 1.0")
-    top_p: float | None = Field(None, description="smallest set of tokens with this probability; neutral: 1.0")
-    top_k: int | None = Field(None, description="this many most likely tokens; 0, neutral: all")
-    min_p: float | None = Field(None, description="at least this share of the most likely token; neutral: 0")
-    repetition_penalty: float | None = Field(None, description="on tokens of prompt and answer; neutral: 1.0")
+    top_p: float | None = Field(
+        None, description="draw from the smallest set of tokens with this probability; neutral: 1.0"
+    )
+    top_k: int | None = Field(None, description="draw from this many most likely tokens; neutral: 0, all")
+    min_p: float | None = Field(None, description="least share of the most likely token's probability; neutral: 0")
+    repetition_penalty: float | None = Field(
+        None, description="on tokens of prompt and answer, once each; neutral: 1.0"
+    )
     presence_penalty: float | None = Field(None, description="once per token of the answer; neutral: 0")
     frequency_penalty: float | None = Field(None, description="per occurrence in the answer; neutral: 0")
-    n: int = Field(1, description="completions per row")
-    seed: int = Field(0, description="start of all noise")
+    n: int = Field(1, description="answers per row; above 1 the result columns hold lists")
+    seed: int = Field(0, description="with it the noise of a token depends on row, sample and token position alone")
     stop: Annotated[tuple[str, ...], Field(strict=False)] = Field((), description="strings that end an answer")
     stop_token_ids: Annotated[tuple[int, ...], Field(strict=False)] = Field((), description="tokens that end an answer")
     include_stop: bool = Field(False, description="keep the stop string in the text")
-    ignore_eos: bool = Field(False, description="go on to max_tokens")
-    logprobs: int | None = Field(None, description="k: log-probabilities of each token and the k most likely ones")
+    ignore_eos: bool = Field(False, description="end tokens of the model do not end an answer")
+    logprobs: int | None = Field(
+        None, description="k: a column with the log-probability of each token and of the k most likely ones; 0 is legal"
+    )
     choices: Annotated[tuple[str, ...], Field(strict=False)] | None = Field(
         None, description="the answer is one of these texts; at most one of choices, regex, json_schema and grammar"
     )
@@ -137,7 +157,7 @@ class GenerationSettings(Section):
 class DraftSpeculation(Section):
     """A smaller model with the same tokenizer drafts tokens."""
 
-    kind: Literal["draft"]
+    kind: Literal["draft"] = Field(description="a model of its own")
     model: str = Field(
         min_length=1, description="Hub id, local directory or .gguf; self: an INT4 copy of the model that is run"
     )
@@ -147,25 +167,31 @@ class DraftSpeculation(Section):
 class MedusaSpeculation(Section):
     """Extra heads draft tokens."""
 
-    kind: Literal["medusa"]
-    path: str
+    kind: Literal["medusa"] = Field(description="not available yet")
+    path: str = Field(description="the heads")
 
 
 class EngineSettings(Section):
     """How the machine is used. Nothing here changes what the answers are meant to be."""
 
-    device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N; one without kernels is refused")
     memory: Literal["auto"] | int | float | str = Field(
-        "auto", description='KV cache: auto, bytes ("8GiB"), or a share of what is free (0.9)'
+        "auto",
+        description='KV cache: bytes ("8GiB"), or a share of the free memory (0.9); auto: a quarter, 4 GiB at most',
     )
     kv_cache: Literal["auto", "float32", "bfloat16", "fp8", "int8", "int4"] = Field(
         "auto",
-        description="number format of keys and values; fp8, int8, int4: scaled per token and head, auto: model.dtype",
+        description="number format of keys and values; fp8, int8, int4: scaled per token and head, auto: the "
+        "fastest that passes the accuracy gate on the job's first rows (float32: float32)",
     )
-    block_size: int = Field(16, ge=1, le=1024, description="tokens per KV block")
-    max_batch_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = Field("auto", description="tokens fed per step")
-    max_sequences: Annotated[int, Field(ge=1)] | Literal["auto"] = Field("auto", description="rows computed at once")
-    prefix_sharing: bool = Field(True, description="compute a prefix that rows share once")
+    block_size: int = Field(16, ge=1, le=1024, description="tokens per block of keys and values")
+    max_batch_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        "auto", description="most tokens fed in one step; auto: 2048 on a CPU"
+    )
+    max_sequences: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        "auto", description="most answers under way at once; auto: 256 on a CPU"
+    )
+    prefix_sharing: bool = Field(True, description="compute a prefix that rows share once; false is for measurements")
     speculation: Literal["auto", "off", "ngram", "suffix", "layer_skip"] | DraftSpeculation | MedusaSpeculation = Field(
         "auto",
         description="guesses at several tokens per step, which change no answer; off; ngram: from the row's own text; "

@@ -46,14 +46,13 @@ class Sampling:
             _check_integer(name, getattr(self, name), least, most)
         for name, low, high in _NUMBER_RANGES:
             _check_number(name, getattr(self, name), low, high)
-        if self.repetition_penalty == 0:
-            raise ValueError("repetition_penalty: must be greater than 0, got 0")
-        if self.top_p == 0:
-            raise ValueError("top_p: must be greater than 0, got 0")
+        for name in POSITIVE:
+            if getattr(self, name) == 0:
+                raise ValueError(f"{name}: must be greater than 0, got 0")
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens: must not exceed max_tokens ({self.max_tokens}), got {self.min_tokens}")
         if self.logprobs is not None:
-            _check_integer("logprobs", self.logprobs, 0, 1000)
+            _check_integer("logprobs", self.logprobs, *_LOGPROBS)
         for name in ("stop", "stop_token_ids"):
             if isinstance(getattr(self, name), str):
                 raise ValueError(f"{name}: must be a list, got {getattr(self, name)!r}")
@@ -100,6 +99,13 @@ _NUMBER_RANGES: tuple[tuple[str, float, float], ...] = (
     ("presence_penalty", -100.0, 100.0),
     ("frequency_penalty", -100.0, 100.0),
 )
+POSITIVE = "repetition_penalty", "top_p"  # 0 is not legal
+_LOGPROBS = 0, 1000
+
+RANGES: dict[str, tuple[float, float]] = {
+    **{name: (low, high) for name, low, high in (*_INTEGER_RANGES, *_NUMBER_RANGES)},
+    "logprobs": _LOGPROBS,
+}
 
 
 def _check_integer(name: str, value: object, low: int, high: int) -> None:

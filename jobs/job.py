@@ -28,18 +28,28 @@ _PERCENT = re.compile(r"\d+(\.\d+)?%")
 class RunSettings(Section):
     """When a run stops and what it tells about itself."""
 
-    max_failures: int | str | None = Field(None, description='failed rows that still count as success: 10 or "1%"')
-    deadline: str | None = Field(None, description="HH:MM local time, or a duration like 90s, 30m, 2h")
-    checkpoint_seconds: float = Field(30, gt=0, le=86400, description="most work a kill can lose")
+    max_failures: int | str | None = Field(
+        None, description='more failed rows than this (10 or "1%") end in exit code 3, after the whole job; null: any'
+    )
+    deadline: str | None = Field(
+        None, description="stop cleanly, exit code 4: HH:MM local time, or a duration like 90s, 30m, 2h"
+    )
+    checkpoint_seconds: float = Field(
+        30, gt=0, le=86400, description="seconds after which a finished row outlives a kill"
+    )
     retries: int = Field(
         0, ge=0, description="times a row that was cut by max_tokens or cannot be parsed is asked again, with new noise"
     )
-    metrics_file: str | None = Field(None, min_length=1, description="Prometheus text file, rewritten while running")
+    metrics_file: str | None = Field(
+        None, min_length=1, description="Prometheus text file, rewritten every ten seconds"
+    )
     on_finish: str | None = Field(
         None,
         description="told when a run ends: a command, or a webhook URL, that is given the manifest as JSON",
     )
-    price_per_hour: float | None = Field(None, ge=0, description="turns device time into cost")
+    price_per_hour: float | None = Field(
+        None, ge=0, description="of the machine: turns the run's time into a cost in manifest and report"
+    )
 
     @field_validator("max_failures")
     @classmethod
@@ -85,7 +95,11 @@ class Job(Section):
 
     model_config = ConfigDict(json_schema_extra=_prompt_is_optional)
 
-    name: str = Field("job", min_length=1, description="default: the file's stem")
+    name: str = Field(
+        "job",
+        min_length=1,
+        description="name of the job in reports, units and metrics; default: the stem of the file's name",
+    )
     model: ModelSettings
     input: InputSettings
     prompt: PromptSettings

@@ -25,12 +25,14 @@ class InputSettings(Section):
     )
     format: Literal["auto", "parquet", "jsonl", "arrow", "csv", "openai"] = Field(
         "auto",
-        description="auto goes by the file name; openai: a batch file, each line a request with its own prompt and "
-        "parameters (no prompt section then)",
+        description="auto goes by the file name; csv: also tab-separated; openai: a batch file, each line a request "
+        "with its own prompt and parameters (no prompt section then)",
     )
-    config: str | None = Field(None, description="configuration of a Hub data set (hf://)")
+    config: str | None = Field(None, description="configuration of a Hub data set (hf://); null: its default one")
     split: NonEmpty = Field("train", description="split of a Hub data set or of a saved DatasetDict")
-    id: NonEmpty | None = Field(None, description="column whose values identify rows; default: the position")
+    id: NonEmpty | None = Field(
+        None, description="column whose values identify rows and must differ; null: the position"
+    )
     limit: Annotated[int, Field(ge=1)] | None = Field(None, description="read only this many rows")
 
     @field_validator("path")
@@ -73,22 +75,29 @@ class InputSettings(Section):
 class Message(Section):
     """One turn of a chat; `content` is a Jinja template."""
 
-    role: NonEmpty
-    content: str
+    role: NonEmpty = Field(description="system, user, assistant or what the chat template knows")
+    content: str = Field(description="Jinja template over the row's columns")
 
 
 class PromptSettings(Section):
     """How a row becomes a prompt: exactly one of text, messages and messages_column."""
 
-    text: NonEmpty | None = Field(None, description="Jinja template over the row's columns")
+    text: NonEmpty | None = Field(
+        None, description="Jinja template over the row's columns; an undefined name is an error"
+    )
     messages: Annotated[tuple[Message, ...], Field(strict=False, min_length=1)] | None = Field(
         None, description="chat whose contents are Jinja templates"
     )
     messages_column: NonEmpty | None = Field(None, description="column that holds chats: list<struct> or JSON text")
-    chat: Literal["auto"] | bool = Field("auto", description="with text: send it as one user message")
-    on_null: Literal["error", "skip", "empty"] = Field("error", description="a null in a column the prompt uses")
+    chat: Literal["auto"] | bool = Field(
+        "auto", description="with text: true sends it as one user message; auto: true if the model has a chat template"
+    )
+    on_null: Literal["error", "skip", "empty"] = Field(
+        "error", description="a null in a column the prompt uses: the row fails, is left out, or sees an empty text"
+    )
     on_too_long: Literal["error", "truncate_left", "truncate_right", "skip"] = Field(
-        "error", description="prompt + max_tokens beyond the context"
+        "error",
+        description="prompt + max_tokens beyond the context: the row fails, is cut at its start or end, or is left out",
     )
     reorder: bool = Field(
         False,
@@ -133,11 +142,13 @@ class OutputSettings(Section):
         description="arrow: the save_to_disk layout of Hugging Face; openai: output.jsonl and errors.jsonl",
     )
     columns: Literal["all"] | Annotated[tuple[NonEmpty, ...], Field(strict=False)] = Field(
-        "all", description="input columns to carry along"
+        "all", description="input columns to carry along, unchanged"
     )
-    prefix: str = Field("", description="put before the names of the result columns")
-    order: Literal["input", "completion"] = Field("input", description="order of the rows")
-    shard_rows: int = Field(100_000, ge=1, description="rows per file")
+    prefix: str = Field("", description="put before the names of the result columns, for inputs with such columns")
+    order: Literal["input", "completion"] = Field(
+        "input", description="order of the rows; completion is not available yet"
+    )
+    shard_rows: int = Field(100_000, ge=1, description="rows per file (arrow and parquet)")
     parse: bool = Field(False, description="with json_schema: a typed column `parsed` of the answer's values")
     choice_probs: bool = Field(
         False,
