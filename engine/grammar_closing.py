@@ -3,7 +3,7 @@
 Looks for a short way to a complete answer with llguidance's matcher; what that way writes is not known here.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -38,15 +38,13 @@ class Closing:
 
     def length(self, matcher: LLMatcher) -> int | None:
         """Tokens of a short way to a complete answer; None when none is found."""
-        way = matcher.deep_copy()
-        for length in range(MAX_WAY):
-            if way.is_accepting():
-                return length
-            forced = way.compute_ff_tokens()
-            token = forced[0] if forced else self._shortest(way)
-            if token is None or not way.consume_token(token):
+        way, length = matcher.deep_copy(), 0
+        while not way.is_accepting():
+            tokens = way.compute_ff_tokens() or self._shortest(way)
+            length += len(tokens)
+            if not tokens or length > MAX_WAY or not way.consume_tokens(tokens):
                 return None
-        return None
+        return length
 
     def _fits(self, matcher: LLMatcher, token: int, left: int) -> bool:
         after = matcher.deep_copy()
@@ -54,25 +52,41 @@ class Closing:
         length = None if after.is_error() else self.length(after)
         return length is not None and length <= left
 
-    def _shortest(self, matcher: LLMatcher) -> int | None:
-        mask = np.frombuffer(matcher.compute_bitmask(), np.int32)
-        return next(self._candidates(mask), None)
+    def _shortest(self, matcher: LLMatcher) -> list[int]:
+        mask = np.frombuffer(matcher.compute_bitmask(), np.uint32)
+        closing = self._closing_in(mask)
+        if closing:
+            return [closing[0]]
+        words = np.flatnonzero(mask)
+        word = int(mask[words[0]]) if len(words) else 0
+        return [32 * int(words[0]) + (word & -word).bit_length() - 1] if word else []
 
-    def _candidates(self, mask: Mask) -> Iterator[int]:
+    def _candidates(self, mask: Mask) -> Iterable[int]:
         """Tokens to look at, the best ones to close with first; all of them when they are few."""
-        allowed = _ids(mask)
-        if len(allowed) > FEW:
-            allowed = allowed[:1]
-        closing = [token for token in self._closers if _has(mask, token)]
-        yield from dict.fromkeys([*closing, *allowed.tolist()])
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+        few = allowed if len(allowed) <= FEW else []
+        return dict.fromkeys([*self._closing_in(mask.view(np.uint32)), *few])
+
+    def _closing_in(self, words: NDArray[np.uint32]) -> list[int]:
+        """The closing tokens among those of a mask, best first. In a text brackets are text, and a quote ends it."""
+        found: list[int] = self._closers[
+            (words[self._closers // 32] >> (self._closers % 32).astype(np.uint32)) & 1 > 0
+        ].tolist()
+        brackets = {self._texts[token] for token in found} >= {b"]", b"}"}
+        return [token for token in found if self._texts[token].startswith(b'"')] if brackets else found
 
     @cached_property
-    def _closers(self) -> Sequence[int]:
-        """Tokens that close texts, arrays and objects, the longest first, and then the shortest values."""
+    def _texts(self) -> dict[int, bytes]:
+        """What closes texts, arrays and objects, the longest first, and then the shortest values."""
         texts = {token: self._tokens.decode_bytes([token]) for token in range(self._tokens.vocab_size)}
         closing = [token for token, text in texts.items() if text and not text.strip(_CLOSING)]
+        closing.sort(key=lambda token: (texts[token].startswith(b'"'), -len(texts[token])))
         values = [token for value in _SHORT_VALUES for token, text in texts.items() if text == value]
-        return [*sorted(closing, key=lambda token: -len(texts[token])), *values]
+        return {token: texts[token] for token in [*closing, *values]}
+
+    @cached_property
+    def _closers(self) -> NDArray[np.int64]:
+        return np.array(list(self._texts), np.int64)
 
     @staticmethod
     def _only(mask: Mask, tokens: Sequence[int]) -> Mask:
@@ -80,11 +94,3 @@ class Closing:
         for token in tokens:
             words[token // 32] |= np.uint32(1 << token % 32)
         return words.view(np.int32)
-
-
-def _ids(mask: Mask) -> NDArray[np.int64]:
-    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
-
-
-def _has(mask: Mask, token: int) -> bool:
-    return bool(mask.view(np.uint32)[token // 32] >> np.uint32(token % 32) & np.uint32(1))

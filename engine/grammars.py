@@ -101,7 +101,7 @@ class Grammars:
         try:
             matcher = new_matcher(self._tokens, source_of(grammar))
             shortest = self._closing.length(matcher) if grammar.kind == "json_schema" else None
-            reserve = 0 if shortest is None else 2 * shortest + MARGIN
+            reserve = 0 if shortest is None else shortest + 2 * MARGIN
             return MatcherState(matcher, Budget(self._forcing, reserve=reserve))
         except GrammarError as error:
             return str(error)

@@ -32,7 +32,7 @@ SCHEMA = {
     "required": ["category", "returns_a_value", "raises_exceptions", "audience", "summary"],
     "additionalProperties": False,
 }
-EXTRACT = Sampling(max_tokens=96, temperature=0, grammar=Grammar.json_schema(SCHEMA))
+EXTRACT = Sampling(max_tokens=160, temperature=0, grammar=Grammar.json_schema(SCHEMA))
 CLASSIFY = Sampling(max_tokens=8, temperature=0, grammar=Grammar.choices([f" {name}" for name in CATEGORIES]))
 
 

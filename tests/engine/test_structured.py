@@ -288,10 +288,21 @@ def test_json_is_closed_in_time(folder, temperature):
         assert set(json.loads(engine.tokenizer.decode(one.tokens))) >= set(OPEN["required"])
 
 
+def test_the_way_out_of_a_text_is_its_quote(folder):
+    """Not brackets, which a text may hold."""
+    grammars = load(folder).grammars
+    schema = {"type": "object", "properties": {"the": {"type": "string"}}, "required": ["the"]}
+    state = grammars.start(Grammar.json_schema(schema))
+    for token in load_tokenizer(str(folder)).encode(['{"the":"fox ]}'], False)[0]:
+        state = state.after(token)
+    assert state.error is None
+    assert grammars._closing.length(state.matcher) <= 2
+
+
 def test_what_is_chosen_while_closing_is_the_models_choice(folder):
     engine, grammar = load(folder), Grammar.json_schema(OPEN)
     rows = [
-        Request(key, PROMPTS[key % 4], Sampling(max_tokens=60, temperature=1.5, grammar=grammar)) for key in range(16)
+        Request(key, PROMPTS[key % 4], Sampling(max_tokens=60, temperature=1.5, grammar=grammar)) for key in range(30)
     ]
     kinds = {json.loads(engine.tokenizer.decode(one.tokens))["kind"] for one in run(engine, rows).values()}
     assert kinds == {"the", "fox", "dog"}
