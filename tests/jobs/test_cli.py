@@ -35,14 +35,10 @@ RUN = """
 import sys
 from batchgen.jobs import cli, models
 from fake_models import FakeEngine, FakeModels
-engine = FakeEngine(seconds=float(sys.argv[1]))
-models.Models.digest = FakeModels.digest
-models.Models.weights = "fake"
-models.Models.surroundings = lambda self, job: {"tokenizer": "bytes None"}
-models.Models.tokenizer = lambda self, job: engine.tokenizer
-models.Models.context_length = lambda self, job: 512
-models.Models.generation_config = lambda self, job: {}
-models.Models.engine = lambda self, job: engine
+fake = FakeModels(FakeEngine(seconds=float(sys.argv[1])))
+for name in dir(models.Models):
+    if not name.startswith("_"):
+        setattr(models.Models, name, staticmethod(getattr(fake, name)))
 sys.exit(cli.invoke(sys.argv[2:]))
 """
 
