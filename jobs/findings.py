@@ -99,12 +99,11 @@ class _Rows:
         )
         kinds, first, counts = np.unique(codes + " " + stages, return_inverse=True, return_counts=True)[0:3]
         for kind, name in enumerate(kinds):
-            known = self.failures.get(name, Failure(*name.split(" "), 0, ()))
+            code, stage = name.split(" ")
+            known = self.failures.get(name, Failure(code, stage, 0, ()))
             at = np.flatnonzero(first == kind)[: _EXAMPLES - len(known.examples)]
             found = zip(failed.column("position").to_numpy()[at].tolist(), messages[at], strict=True)
-            self.failures[name] = Failure(
-                known.code, known.stage, known.rows + int(counts[kind]), (*known.examples, *found)
-            )
+            self.failures[name] = Failure(code, stage, known.rows + int(counts[kind]), (*known.examples, *found))
 
 
 def read_findings(output: AnyPath) -> Findings:

@@ -292,7 +292,7 @@ class Renderer:
         message = self._too_long(str(len(tokens)), prompt)
         self._refuse(message)
         side = self._settings.on_too_long
-        assert side not in ("error", "skip")
+        assert side == "truncate_left" or side == "truncate_right"
         if prompt.chat is None:
             cut = cut_tokens(tokens, limit, side, self._special)
         else:

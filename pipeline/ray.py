@@ -46,7 +46,7 @@ class Annotate:
             if prompt.get(name) == "skip":
                 raise ValueError(f"prompt.{name}: skip would drop rows of a batch; use error")
         self._engine = _load(model, engine_options)
-        self._options = {"prompt": dict(prompt), "generation": dict(generation or {}), "prefix": prefix}
+        self._options: dict[str, Any] = {"prompt": dict(prompt), "generation": dict(generation or {}), "prefix": prefix}
         self._position = position
 
     def __call__(self, batch: pa.Table) -> pa.Table:

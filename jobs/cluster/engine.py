@@ -214,7 +214,8 @@ class ClusterEngine:
 
 def _bare(request: Request) -> Request:
     """The request as it travels: without its tag, the prompt in the smallest form."""
-    return replace(request, prompt=np.asarray(request.prompt, np.int32), tag=None)
+    prompt: Any = np.asarray(request.prompt, np.int32)
+    return replace(request, prompt=prompt, tag=None)
 
 
 def _alive(requests: Iterable[Request], put: Callable[[Completion], None]) -> Iterator[Request]:

@@ -27,10 +27,10 @@ class RayCluster:
             import ray
         except ImportError as error:
             raise UsageError("--on ray: Ray is not installed; pip install 'batchgen[ray]'") from error
-        self._ray = ray
-        place = {"address": address} if address else {"include_dashboard": False}
+        self._ray: Any = ray
+        place: dict[str, Any] = {"address": address} if address else {"include_dashboard": False}
         try:
-            ray.init(**place, log_to_driver=False, logging_level="ERROR", configure_logging=False)
+            self._ray.init(**place, log_to_driver=False, logging_level="ERROR", configure_logging=False)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             where = address or "this machine"
             raise JobError(f"--on ray: no cluster at {where} ({error})") from error
