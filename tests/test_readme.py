@@ -11,6 +11,7 @@ from batchgen.jobs.cli import cli
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCS = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md")))
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
@@ -24,7 +25,7 @@ def test_its_job_file_is_valid(tmp_path: Path) -> None:
     assert job.name == yaml.safe_load(block)["name"]
 
 
-@pytest.mark.parametrize("command", sorted(set(re.findall(r"`batchgen ([a-z]+)", README))))
+@pytest.mark.parametrize("command", sorted(set(re.findall(r"`batchgen ([a-z]+)", README + DOCS))))
 def test_its_commands_exist(command: str) -> None:
     result = CliRunner().invoke(cli, [command, "--help"])
     assert result.exit_code == 0, result.output
@@ -34,12 +35,12 @@ def test_every_command_is_in_it() -> None:
     assert {f"`batchgen {name}" in README for name in cli.commands} == {True}
 
 
-@pytest.mark.parametrize("option", sorted(set(re.findall(r"`(--[a-z-]+)", README))))
+@pytest.mark.parametrize("option", sorted(set(re.findall(r"`(?:batchgen [^`\n]*)?(--[a-z-]+)", README + DOCS))))
 def test_its_options_exist(option: str) -> None:
     known = {
         name for command in (cli, *cli.commands.values()) for parameter in command.params for name in parameter.opts
     }
-    assert option in known
+    assert option in known | {"--help"}
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def test_its_options_exist(option: str) -> None:
         set(
             re.findall(
                 r"`?((?:examples|tests|engine|kernels|jobs|pipeline)/[\w./-]+\w)",
-                README + CONTRIBUTING.replace("tests/__init__.py", ""),
+                README + DOCS + CONTRIBUTING.replace("tests/__init__.py", ""),
             )
         )
     ),
