@@ -5,7 +5,7 @@ Knows where its files lie and when they are in force; how final files are made i
 
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -30,7 +30,7 @@ from .journal import Journal
 from .lock import Lock
 from .log import open_log
 from .manifest import Manifest
-from .outcomes import LENGTH, SKIPPED, Outcomes
+from .outcomes import LENGTH, OPEN, SKIPPED, Outcomes
 
 SIDECAR = "__batchgen__"
 
@@ -86,6 +86,13 @@ class Output:
         self._attached = True
         for path in self.journal.broken:
             self.log.write("broken_segment", path=path.name)
+
+    def pass_over(self, positions: Sequence[int]) -> None:
+        """Rows that are not asked and do not come into the output, unless they have an outcome already."""
+        unknown = np.array(positions, np.int64)
+        unknown = unknown[unknown < len(self.outcomes.codes)]
+        unknown = unknown[self.outcomes.codes[unknown] == OPEN]
+        self.outcomes.record(unknown, np.full(len(unknown), SKIPPED, np.int8))
 
     def save(self) -> None:
         """Stores the manifest, if the lock is still ours."""

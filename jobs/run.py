@@ -117,6 +117,7 @@ class Session:
         source = open_source(settings, self.job.base, known, schema, relevant_columns(self.job))
         check_columns(self.job, source.schema)
         output.attach(source)
+        output.pass_over(source.repeated)
         for place in source.unfinished:
             self._note(output, place)
         return source

@@ -93,6 +93,7 @@ class DatasetSource:
     files: list[FileIdentity] = field(default_factory=list)
     replaced_surrogates: int = 0
     unfinished: Sequence[str] = ()
+    repeated: Sequence[int] = ()
 
     @property
     def schema(self) -> pa.Schema:

@@ -31,7 +31,9 @@ class InputSettings(Section):
     config: str | None = Field(None, description="configuration of a Hub data set (hf://); null: its default one")
     split: NonEmpty = Field("train", description="split of a Hub data set or of a saved DatasetDict")
     id: NonEmpty | None = Field(
-        None, description="column whose values identify rows and must differ; null: the position"
+        None,
+        description="column whose values identify rows and must differ; rows of later files that repeat one of an "
+        "earlier run are passed over; null: the position",
     )
     limit: Annotated[int, Field(ge=1)] | None = Field(None, description="read only this many rows")
 

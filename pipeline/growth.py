@@ -5,7 +5,7 @@ Knows file identities and row counts; reads at most a few kilobytes to tell grow
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .jsonl import JsonlReader
 from .lines import is_compressed
@@ -34,6 +34,7 @@ def arrange(readers: Mapping[str, FileReader], known: Sequence[FileIdentity]) ->
     for entry in {entry.path: entry for entry in known}.values():
         _check_known(entry, readers)
     identities = list(known)
+    delivery = max((entry.delivery for entry in known), default=-1) + 1
     counted: dict[str, int] = {}
     for entry in known:
         counted[entry.path] = counted.get(entry.path, 0) + entry.rows
@@ -42,7 +43,7 @@ def arrange(readers: Mapping[str, FileReader], known: Sequence[FileIdentity]) ->
         if added < 0:
             raise InputError(f"{name}: has fewer rows than when this job began; {_CURE}", 2)
         if added or name not in counted:
-            identities.append(_identity(readers[name], added))
+            identities.append(replace(_identity(readers[name], added), delivery=delivery))
     return _place(identities, readers)
 
 

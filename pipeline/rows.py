@@ -43,7 +43,8 @@ class FileIdentity:
 
     A file that grew stands in the list once more, with the rows added since. `size` and `mtime_ns` are the file's
     when these rows were counted, and `version` its etag where a store gives one; `edge` is a digest of the bytes
-    around its end then, by which growth is told from change.
+    around its end then, by which growth is told from change. `delivery` counts the runs of the job that found rows:
+    it is the number of the one to which these were new.
     """
 
     path: str
@@ -52,6 +53,7 @@ class FileIdentity:
     rows: int
     edge: str = ""
     version: str = ""
+    delivery: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,11 @@ class Source(Protocol):
     @property
     def unfinished(self) -> Sequence[str]:
         """Places of lines that are still being written, and no rows yet."""
+        ...
+
+    @property
+    def repeated(self) -> Sequence[int]:
+        """Positions of rows that have the `input.id` of a row which came with an earlier run of the job."""
         ...
 
     def batches(self, start: int = 0, columns: Sequence[str] | None = None) -> Iterator[RowBatch]:

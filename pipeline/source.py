@@ -5,7 +5,7 @@ Knows the order of files and the positions of their rows; how a format is read i
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from .openai_lines import open_requests
 from .parquet import open_parquet
 from .rows import FileIdentity, FileReader, InputError, InputFile, RowBatch, Source
 from .schema import extend_fields, merge_fields, nullable
-from .unique import check_unique
+from .unique import repeated_rows
 
 __all__ = ["FileIdentity", "InputError", "RowBatch", "Source", "open_source", "sample_schema"]
 
@@ -55,7 +55,9 @@ def open_source(
     source = FileSource(arrange(readers, known), _merge_schemas(list(readers.values()), known_schema), settings.limit)
     if settings.id_column is not None:
         _require_column(source.schema, settings, base)
-        check_unique(source, settings.id_column)
+        at_once = settings.format == "openai"  # a request that comes twice is a mistake whenever it comes
+        delivery = (lambda position: 0) if at_once else source.delivery
+        source = replace(source, repeated=repeated_rows(source, settings.id_column, delivery))
     return source
 
 
@@ -84,6 +86,7 @@ class FileSource:
     runs: list[Run]
     schema: pa.Schema
     limit: int | None
+    repeated: Sequence[int] = ()
 
     @cached_property
     def num_rows(self) -> int:
@@ -112,8 +115,15 @@ class FileSource:
             if lower < stop:
                 yield from _read_run(run, lower, stop, schema)
 
+    def delivery(self, position: int) -> int:
+        """To which run of the job, counted from 0, the row was new."""
+        return self._run_of(position).identity.delivery
+
+    def _run_of(self, position: int) -> Run:
+        return self.runs[bisect_right(self.runs, position, key=lambda run: run.start) - 1]
+
     def place(self, position: int) -> str:
-        run = self.runs[bisect_right(self.runs, position, key=lambda run: run.start) - 1]
+        run = self._run_of(position)
         return f"{run.reader.file.name} {run.reader.place(position - run.start + run.first_row)}"
 
 

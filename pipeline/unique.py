@@ -1,11 +1,14 @@
 """Finds equal values in the column that identifies rows, with memory that does not grow with the rows.
 
+A value twice in what came at once is a mistake; rows that come later and repeat one are old acquaintances.
+
 Knows hashes in buckets on disk; equal hashes are confirmed by reading the values again.
 """
 
 import hashlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,8 +21,12 @@ _NUM_BUCKETS = 64
 _RECORD = np.dtype([("hash", "<u8"), ("position", "<i8")])
 
 
-def check_unique(source: Source, column: str) -> None:
-    """Raises InputError (exit 2) naming the places of the first two equal values; nulls are not compared."""
+def repeated_rows(source: Source, column: str, delivery: Callable[[int], int]) -> list[int]:
+    """Positions of the rows whose value a row of an earlier delivery has; nulls are not compared.
+
+    `delivery(position)`: number of the run to which the row was new. Raises InputError (exit 2) naming the places of
+    the first two equal values of one delivery.
+    """
     with tempfile.TemporaryDirectory(prefix="batchgen-") as directory:
         paths = [Path(directory) / str(bucket) for bucket in range(_NUM_BUCKETS)]
         files = [path.open("wb") for path in paths]
@@ -30,19 +37,24 @@ def check_unique(source: Source, column: str) -> None:
             for file in files:
                 file.close()
         runs = [run for path in paths for run in _equal_hashes(path)]
-    for run in sorted(runs, key=lambda run: int(run[0])):
-        _compare(source, column, run)
+    ordered = sorted(runs, key=lambda run: int(run[0]))
+    return sorted(chain.from_iterable(_compare(source, column, run, delivery) for run in ordered))
 
 
-def _compare(source: Source, column: str, positions: NDArray[np.int64]) -> None:
-    """Reads the values whose hashes are equal and raises for the first that comes again."""
+def _compare(
+    source: Source, column: str, positions: NDArray[np.int64], delivery: Callable[[int], int]
+) -> Iterator[int]:
+    """Reads the values whose hashes are equal, and tells those that come again from those that stand there twice."""
     seen: dict[str, int] = {}
     for position in positions.tolist():
         value = _value(source, column, position)
-        first = seen.setdefault(repr(value), position)
-        if first != position:
-            places = f"{source.place(first)}, {source.place(position)}"
+        earlier = seen.get(repr(value))
+        if earlier is not None and delivery(earlier) == delivery(position):
+            places = f"{source.place(earlier)}, {source.place(position)}"
             raise InputError(f"input.id: column {column!r} holds {value!r} twice: {places}", 2)
+        if earlier is not None:
+            yield position
+        seen[repr(value)] = position
 
 
 def _hashed(source: Source, column: str) -> Iterator[NDArray[Any]]:

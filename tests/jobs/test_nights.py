@@ -104,3 +104,55 @@ def test_a_week(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert visible(output) == visible(tmp_path / "big")
     assert manifest(output)["counts"] == manifest(tmp_path / "big")["counts"]
     assert manifest(output)["counts"]["error"] == 4  # the null of each day
+
+
+def dump(folder: Path, name: str, identities: range) -> None:
+    (folder / "days").mkdir(exist_ok=True)
+    table = pa.table({"id": list(identities), "word": [f"word {at}" for at in identities]})
+    pq.write_table(table, folder / "days" / f"{name}.parquet", row_group_size=8)
+
+
+def test_rows_that_come_again_with_a_later_delivery_are_passed_over(tmp_path: Path) -> None:
+    """Each night's file is a dump of everything; only what has a new id is asked and comes into the output."""
+    job = nightly(tmp_path, input__id="id")
+    dump(tmp_path, "1", range(30))
+    assert night(job)[0] == 0
+    dump(tmp_path, "2", range(10, 50))
+    code, second = night(job)
+    assert code == 0
+    assert sorted(second.fake.asked) == [at for at in range(30, 70) if at >= 50]  # positions: ids 30 to 49
+    rows = read_output(tmp_path / "out")
+    assert [row["id"] for row in rows] == list(range(50))
+    assert manifest(tmp_path / "out")["counts"]["skipped"] == 20
+    assert manifest(tmp_path / "out")["skipped"] == list(range(30, 50))
+    code, third = night(job)
+    assert (code, third.loads) == (0, 0)
+    dump(tmp_path, "3", range(50))
+    code, fourth = night(job)
+    assert (code, fourth.loads) == (0, 0)
+    assert read_output(tmp_path / "out") == rows
+
+
+def test_a_repeated_row_stays_passed_over_after_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = nightly(tmp_path, input__id="id")
+    dump(tmp_path, "1", range(20))
+    assert night(job)[0] == 0
+    dump(tmp_path, "2", range(25))
+    for at in range(4, 40, 3):
+        with monkeypatch.context() as patch, suppress(Killed):
+            SuddenDeath(patch, at)
+            night(job)
+        bury(tmp_path / "out")
+    assert night(job)[0] == 0
+    assert [row["id"] for row in read_output(tmp_path / "out")] == list(range(25))
+
+
+def test_one_delivery_must_not_repeat_itself(tmp_path: Path) -> None:
+    job = nightly(tmp_path, input__id="id")
+    dump(tmp_path, "1", range(5))
+    assert night(job)[0] == 0
+    dump(tmp_path, "2", range(5, 8))
+    dump(tmp_path, "3", range(7, 9))
+    with pytest.raises(InputError, match=r"holds 7 twice: days/2\.parquet row 3, days/3\.parquet row 1") as caught:
+        night(job)
+    assert caught.value.exit_code == 2
