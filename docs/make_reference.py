@@ -60,68 +60,80 @@ def _page(parts: Iterator[str]) -> str:
 
 def job_file() -> Iterator[str]:
     """The sections of the job file, each a table of its keys."""
-    schema = Job.model_json_schema()
     yield JOB_FILE_INTRO
-    yield from _section("name", {"properties": {"name": schema["properties"].pop("name")}}, "")
-    for name, value in schema["properties"].items():
-        yield from _section(name, _resolved(value, schema), _needed(name, schema), schema)
+    yield from JobFile(Job.model_json_schema()).sections()
 
 
-def _needed(name: str, schema: dict[str, Any]) -> str:
-    if name == "prompt":
-        return " Required, except for an OpenAI batch file."
-    return " Required." if name in schema["required"] else ""
+class JobFile:
+    """The keys of a schema as tables. What a key may hold is told in place, but for what has a section of its own."""
+
+    def __init__(self, schema: dict[str, Any]) -> None:
+        self._schema = schema
+        self._sections = {
+            value["$ref"]: name for name, value in schema["properties"].items() if "$ref" in value
+        }  # of the definitions
+
+    def sections(self) -> Iterator[str]:
+        for name, value in self._schema["properties"].items():
+            yield f"## {name}\n"
+            if "$ref" not in value:
+                yield from self._keys(name, {"properties": {name: value}})
+                continue
+            section = self._resolved(value)
+            yield f"{section['description']}{self._note(name)}\n"
+            yield from self._keys(name, section)
+
+    def _note(self, name: str) -> str:
+        if name == "prompt":
+            return " Required, unless something else brings the prompts, as the lines of an OpenAI batch file do."
+        return " Required." if name in self._schema["required"] else ""
+
+    def _keys(self, name: str, section: dict[str, Any]) -> Iterator[str]:
+        """The table of a section, then those of the mappings that its keys may hold."""
+        yield "| key | values | default | meaning |\n|---|---|---|---|"
+        for key, value in section["properties"].items():
+            default = "required" if key in section.get("required", ()) else _default_of(value)
+            yield f"| `{key}` | {self._kind(value)} | {default} | {_cell(value.get('description', ''))} |"
+        yield ""
+        for key, value in section["properties"].items():
+            place = key if name == key else f"{name}.{key}"
+            for inner in self._mappings(value):
+                yield f"`{place}` may hold a mapping with these keys. {inner['description']}\n"
+                yield from self._keys(place, inner)
+
+    def _mappings(self, value: dict[str, Any]) -> list[dict[str, Any]]:
+        """The mappings of fixed keys that a value may be or hold, and that are told nowhere else."""
+        inner = [*value.get("anyOf", ()), *([value["items"]] if isinstance(value.get("items"), dict) else [])]
+        own = [self._resolved(value)] if "$ref" in value and value["$ref"] not in self._sections else []
+        return own + [found for part in inner for found in self._mappings(part)]
+
+    def _resolved(self, value: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = self._schema["$defs"][value["$ref"].rpartition("/")[2]]
+        return found
+
+    def _kind(self, value: dict[str, Any]) -> str:
+        """The legal values in words."""
+        if "anyOf" in value:
+            kinds = [self._kind(part) for part in value["anyOf"]]
+            return " or ".join(dict.fromkeys([kinds[0] + _range(value), *kinds[1:]]))
+        if "$ref" in value:
+            section = self._sections.get(value["$ref"])
+            return f"mapping like [`{section}`](#{section})" if section else "mapping (below)"
+        if "enum" in value:
+            return " ".join(f"`{_written(item)}`" for item in value["enum"])
+        if "const" in value:
+            return f"`{value['const']}`"
+        if value["type"] == "array":
+            return f"list of {_plural(self._kind(value['items']))}"
+        if value["type"] == "object" and "propertyNames" in value:
+            keys, values = self._kind(value["propertyNames"]), self._kind(value["additionalProperties"])
+            return f"mapping of {keys} to {values}"
+        return _WORDS[value["type"]] + _range(value)
 
 
-def _section(name: str, section: dict[str, Any], note: str, schema: dict[str, Any] | None = None) -> Iterator[str]:
-    yield f"## {name}\n"
-    if "description" in section:
-        yield f"{section['description']}{note}\n"
-    yield from _table(section, schema or {})
-    for key, value in section["properties"].items():
-        for inner in _mappings(value, schema or {}):
-            if inner.get("properties"):
-                yield f"`{name}.{key}` may hold a mapping with these keys. {inner['description']}\n"
-                yield from _table(inner, schema or {})
-
-
-def _table(section: dict[str, Any], schema: dict[str, Any]) -> Iterator[str]:
-    yield "| key | values | default | meaning |\n|---|---|---|---|"
-    required = section.get("required", ())
-    for key, value in section["properties"].items():
-        default = "required" if key in required else f"`{_written(value.get('default'))}`"
-        yield f"| `{key}` | {_kind(value, schema)} | {default} | {_cell(value.get('description', ''))} |"
-    yield ""
-
-
-def _mappings(value: dict[str, Any], schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """The mappings of fixed keys that a value may be or hold."""
-    inner = [*value.get("anyOf", ()), *([value["items"]] if isinstance(value.get("items"), dict) else [])]
-    own = [_resolved(value, schema)] if "$ref" in value else []
-    return own + [found for part in inner for found in _mappings(part, schema)]
-
-
-def _resolved(value: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = schema["$defs"][value["$ref"].rpartition("/")[2]] if "$ref" in value else value
-    return found
-
-
-def _kind(value: dict[str, Any], schema: dict[str, Any]) -> str:
-    """The legal values in words."""
-    if "anyOf" in value:
-        kinds = [_kind(part, schema) for part in value["anyOf"]]
-        return " or ".join(dict.fromkeys([kinds[0] + _range(value), *kinds[1:]]))
-    if "$ref" in value:
-        return "mapping (below)"
-    if "enum" in value:
-        return " ".join(f"`{_written(item)}`" for item in value["enum"])
-    if "const" in value:
-        return f"`{value['const']}`"
-    if value["type"] == "array":
-        return f"list of {_plural(_kind(value['items'], schema))}"
-    if value["type"] == "object" and "propertyNames" in value:
-        return f"mapping of {_kind(value['propertyNames'], schema)} to {_kind(value['additionalProperties'], schema)}"
-    return _WORDS[value["type"]] + _range(value)
+def _default_of(value: dict[str, Any]) -> str:
+    """Nothing for a whole section: each of its keys has one."""
+    return "" if "$ref" in value else f"`{_written(value.get('default'))}`"
 
 
 def _plural(kind: str) -> str:
