@@ -1,6 +1,6 @@
 """The model, generation and engine sections of a job file, checked value by value.
 
-Knows which values are legal and which are not there yet; loads no torch, opens no file.
+Knows which values are legal; loads no torch, opens no file but a JSON Schema.
 """
 
 import re
@@ -40,6 +40,7 @@ _SIZE_UNITS = {
 }
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?", re.IGNORECASE)
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+SELF = "self"  # as the path of a draft model: the model that is run, its weights in INT4
 _SMALLEST_MEMORY = 2**10  # a number between 1 and this is neither a share nor a sensible count of bytes
 
 
@@ -165,10 +166,10 @@ class DraftSpeculation(Section):
 
 
 class MedusaSpeculation(Section):
-    """Extra heads draft tokens."""
+    """Heads over the model's last hidden state draft one token each."""
 
-    kind: Literal["medusa"] = Field(description="not available yet")
-    path: str = Field(description="the heads")
+    kind: Literal["medusa"] = Field(description="a name of its own, with heads trained for the model")
+    path: str = Field(min_length=1, description="directory or Hub id of Medusa heads, as `batchgen heads` writes them")
 
 
 class EngineSettings(Section):
@@ -196,7 +197,8 @@ class EngineSettings(Section):
         "auto",
         description="guesses at several tokens per step, which change no answer; off; ngram: from the row's own text; "
         "suffix: also from finished answers; auto: suffix, as far as measured step times say it pays; "
-        "layer_skip: from the model's first layers; {kind: draft, model: PATH, tokens: 4}: from a smaller model",
+        "layer_skip: from the model's first layers; {kind: draft, model: PATH, tokens: 4}: from a smaller model; "
+        "{kind: medusa, path: PATH}: from heads trained for the model (batchgen heads)",
     )
 
     @field_validator("device")
@@ -217,13 +219,6 @@ class EngineSettings(Section):
         """Its name in the table of `engine/draft/table.py`."""
         return self.speculation if isinstance(self.speculation, str) else self.speculation.kind
 
-    @field_validator("speculation")
-    @classmethod
-    def _speculation_exists(cls, value: Any) -> Any:
-        kind = value if isinstance(value, str) else value.kind
-        _refuse_later(kind, ("medusa",), "use auto, off, ngram, suffix, layer_skip or draft")
-        return value
-
 
 def parse_memory(value: int | float | str) -> int | float | None:
     """Bytes (int) or a share of the free memory (float in (0, 1]); None for "auto". Raises ValueError."""
@@ -243,9 +238,3 @@ def _bytes(count: int, written: object) -> int:
     if count < _SMALLEST_MEMORY:
         raise ValueError(f'must be auto, a size like "8GiB" or a share between 0 and 1, got {written!r}')
     return count
-
-
-def _refuse_later(value: str, later: tuple[str, ...], cure: str) -> str:
-    if value in later:
-        raise ValueError(f"{value} is not available yet, {cure}")
-    return value

@@ -132,6 +132,10 @@ class Decoder:
         """[R, H] -> [R, V] float32."""
         return _logits(self._head, hidden)
 
+    def head_weight(self) -> Tensor:
+        """[V, H] float32: what `logits` multiplies by."""
+        return self._head.rows(torch.arange(self.spec.vocab_size, device=self.device)).float()
+
     def head(self) -> Callable[[Tensor], Tensor]:
         """`logits` that keeps the head in memory and nothing else of the model."""
         return partial(_logits, self._head)

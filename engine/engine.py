@@ -5,7 +5,7 @@ Composes planning, scheduling and execution; each of them is decided elsewhere.
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -17,7 +17,7 @@ from .checkpoint import Checkpoint, ModelError, open_checkpoint
 from .choices import ChoiceTrie
 from .config import EngineSettings
 from .decoder import Decoder, load_decoder
-from .draft.load import draft_models, load_draft_decoders
+from .draft.load import NO_WEIGHTS, DraftWeights, draft_models, load_draft_weights
 from .draft.speculation import Speculation
 from .draft.table import new_speculation
 from .grammar import Grammar
@@ -72,7 +72,7 @@ class Engine:
         tokenizer: Tokenizer,
         ops: Kernels,
         settings: EngineSettings,
-        draft_decoders: Sequence[Decoder] = (),
+        drafting: DraftWeights = NO_WEIGHTS,
     ) -> None:
         device = model.device
         self.model = model
@@ -85,7 +85,7 @@ class Engine:
         self._max_batch_tokens = MAX_BATCH_TOKENS[device.type] if tokens == "auto" else tokens
         self._max_sequences = MAX_SEQUENCES[device.type] if sequences == "auto" else sequences
         shape = model.kv_shape(settings.kv_cache)
-        shapes = (shape, *(decoder.kv_shape() for decoder in draft_decoders))
+        shapes = (shape, *(decoder.kv_shape() for decoder in drafting.decoders))
         block_bytes = sum(one.bytes_per_token for one in shapes) * settings.block_size
         self._num_blocks = kv_cache_bytes(settings.memory, device) // block_bytes
         if self._num_blocks < 1:
@@ -96,7 +96,7 @@ class Engine:
         self.grammars = Grammars(tokenizer, ends)
         self.bounds = RowBounds(model, vocabulary, self._num_blocks * settings.block_size, ends, self.grammars)
         self._runner = Runner(model, ops, pages, Sampler(ops, vocabulary, self.grammars), device)
-        self._draft_models = draft_models(model, self._runner, draft_decoders, settings)
+        self._draft_models = draft_models(model, self._runner, drafting, settings)
         self.resolved: dict[str, Any] = {
             "device": str(device),
             "dtype": str(model.dtype).removeprefix("torch."),
@@ -146,7 +146,7 @@ class Engine:
         number_format = compute_dtype(dtype, checkpoint.dtype, device)
         model = load_decoder(checkpoint, number_format, device, ops, weights)
         text = load_tokenizer(tokenizer or path, None if tokenizer else revision)
-        drafting = load_draft_decoders(chosen, model, checkpoint, text, ops)
+        drafting = load_draft_weights(chosen, model, checkpoint, text, ops)
         engine = cls(model, checkpoint, text, ops, chosen, drafting)
         engine.resolved["weights"] = "native" if weights == "auto" else weights
         engine.resolved["rounding"] = {kind: round(error, 6) for kind, error in model.rounding.items()}

@@ -3,6 +3,7 @@
 Knows how a step is executed, not how it was chosen; a step that raises is split until the fault stands alone.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain, islice, pairwise
 from typing import Protocol
@@ -31,6 +32,23 @@ class Model(Protocol):
     def logits(self, hidden: Tensor) -> Tensor: ...
 
 
+class Observer(Protocol):
+    """Is shown what each step leaves behind."""
+
+    def saw(self, feeds: list[Feed], hidden: Tensor) -> None:
+        """`hidden` [R, H]: the final-normed states at the points of the feeds, in their order."""
+
+
+class NoObserver:
+    """Nobody looks."""
+
+    def saw(self, feeds: list[Feed], hidden: Tensor) -> None:
+        return None
+
+
+NO_OBSERVER = NoObserver()
+
+
 class EngineFaultError(RuntimeError):
     """Row after row raises: the fault is the engine's or the device's, not the rows'."""
 
@@ -44,6 +62,7 @@ class Runner:
     pages: KVPages
     sampler: Sampler
     device: torch.device
+    observer: Observer = NO_OBSERVER
     failures: int = 0  # rows that raised since one last went through
 
     def execute(self, step: Step) -> list[list[Drawn]]:
@@ -56,15 +75,11 @@ class Runner:
         points, batch = [feed.points for feed in feeds], self._batch(feeds)
         self.sampler.prepare([point for some in points for point in some])
         hidden = self.model.forward(batch, self.pages)
-        drawn = iter(self._draw([point for some in points for point in some], hidden))
+        drawn = iter(
+            draw_in_parts(self.sampler, self.model.logits, [point for some in points for point in some], hidden)
+        )
+        self.observer.saw(feeds, hidden)
         return [list(islice(drawn, len(some))) for some in points]
-
-    def _draw(self, points: list[Point], hidden: Tensor) -> list[Drawn]:
-        """Logits of a bounded number of points at once."""
-        drawn: list[Drawn] = []
-        for first, end in pairwise(self._cuts(len(points))):
-            drawn += self.sampler.draw(points[first:end], self.model.logits(hidden[first:end]))
-        return drawn
 
     def _isolate(self, feeds: list[Feed]) -> list[list[Drawn]]:
         """Runs the feeds; when that raises, each half by itself, down to the one row that is at fault.
@@ -126,8 +141,19 @@ class Runner:
     def _tensor(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(self.device)
 
-    def _cuts(self, num_rows: int) -> list[int]:
-        """Where equal parts of the rows begin, each with logits of about LOGITS_BYTES at most, and the end."""
-        most = max(1, LOGITS_BYTES // (4 * self.sampler.vocabulary))
-        parts = -(-num_rows // most)
-        return [num_rows * part // parts for part in range(parts + 1)] if parts else []
+
+def draw_in_parts(
+    sampler: Sampler, logits: Callable[[Tensor], Tensor], points: list[Point], hidden: Tensor
+) -> list[Drawn]:
+    """What the points draw; `logits` reads their states `hidden` [R, H], a bounded number of them at once."""
+    drawn: list[Drawn] = []
+    for first, end in pairwise(_cuts(len(points), sampler.vocabulary)):
+        drawn += sampler.draw(points[first:end], logits(hidden[first:end]))
+    return drawn
+
+
+def _cuts(num_rows: int, vocabulary: int) -> list[int]:
+    """Where equal parts of the rows begin, each with logits of about LOGITS_BYTES at most, and the end."""
+    most = max(1, LOGITS_BYTES // (4 * vocabulary))
+    parts = -(-num_rows // most)
+    return [num_rows * part // parts for part in range(parts + 1)] if parts else []

@@ -283,6 +283,34 @@ def quantize(model: str, out: Path, weights: str, group: int | None, revision: s
 
 
 @cli.command()
+@click.argument("model", metavar="MODEL")
+@click.argument("data", metavar="DATA", type=click.Path(path_type=Path))
+@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.option(
+    "--heads",
+    type=click.IntRange(1, 8),
+    default=3,
+    show_default=True,
+    help="How many tokens ahead of the next one they guess.",
+)
+@click.option("--epochs", type=click.IntRange(min=1), default=4, show_default=True, help="Passes over the answers.")
+@click.option("--limit", type=click.IntRange(min=2), default=1000, show_default=True, help="Most answers to use.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Decides order and which answers are held out.")
+@click.option("--device", type=click.Choice(["cpu"]), default="cpu", show_default=True, help="Where they are trained.")
+@_debug
+def heads(model: str, data: Path, out: Path, **options: Any) -> int:
+    """Train small heads over the frozen MODEL that guess its next tokens, on answers it has given.
+
+    DATA is an output directory, or a JSONL file of {"prompt": TEXT, "completion": TEXT}. The job file then takes
+    `engine.speculation: {kind: medusa, path: OUT}`, which makes steps fewer and changes no answer.
+    """
+    from .command_heads import HeadsOptions, train_heads
+
+    click.echo(train_heads(model, data, out, HeadsOptions(**options), click.echo))
+    return 0
+
+
+@cli.command()
 def schema() -> int:
     """Print the JSON Schema of the job file, for editors."""
     import json

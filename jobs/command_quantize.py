@@ -3,14 +3,10 @@
 Knows where the output lies and what is told at the end; what is written is decided in the engine.
 """
 
-import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from batchgen.pipeline.publish import move
-
-from .errors import UsageError
+from .directory import new_directory
 
 _WEIGHT_FILES = ("model*.safetensors", "pytorch_model*.bin")
 
@@ -21,18 +17,9 @@ def quantize_model(model: str, out: Path, weights: str, group: int | None, revis
     from batchgen.engine.machine import use_granted_cores
     from batchgen.engine.rewrite import rewrite
 
-    _require_free(out)
-    use_granted_cores()
-    checkpoint = open_checkpoint(model, revision)
-    aside = out.with_name(f".{out.name}.{os.getpid()}.part")
-    aside.mkdir(parents=True)
-    try:
-        done = rewrite(checkpoint, aside, weights, group, revision)
-        if out.exists():
-            out.rmdir()
-        move(aside, out)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    with new_directory(out) as aside:
+        use_granted_cores()
+        done = rewrite(open_checkpoint(model, revision), aside, weights, group, revision)
     before = _size_of(resolve(model, revision))
     scales = f"groups of {done.group}" if weights == "int4" else "a scale per output"
     return (
@@ -43,13 +30,6 @@ def quantize_model(model: str, out: Path, weights: str, group: int | None, revis
 
 def _told(errors: Mapping[str, float]) -> str:
     return ", ".join(f"{kind} {error:.2%}" for kind, error in errors.items()) or "none, the codes were kept"
-
-
-def _require_free(out: Path) -> None:
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"{out}: is a file; name a new directory")
-    if out.is_dir() and any(out.iterdir()):
-        raise UsageError(f"{out}: is not empty; name a new directory, or remove it")
 
 
 def _size_of(place: Path) -> int:

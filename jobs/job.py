@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, ValidationInfo, field_validator, model_validator
 
-from batchgen.engine.config import EngineSettings, GenerationSettings, ModelSettings, Section
+from batchgen.engine.config import SELF, EngineSettings, GenerationSettings, ModelSettings, Section
 from batchgen.pipeline.config import InputSettings, OutputSettings, PromptSettings, RequestPrompts
 from batchgen.pipeline.parsed import AnswerParser
 from batchgen.pipeline.place import AnyPath, place
@@ -212,6 +212,16 @@ class Job(Section):
     def tokenizer_path(self) -> str:
         """Where the tokenizer comes from: the model unless the job names another."""
         return local_or_hub(self.model.tokenizer, self._base) if self.model.tokenizer else self.model_path
+
+    @property
+    def speculation(self) -> str | dict[str, Any]:
+        """`engine.speculation` with the path in it, if there is one, as `model_path` is."""
+        chosen = self.engine.speculation
+        if isinstance(chosen, str):
+            return chosen
+        values = chosen.model_dump()
+        key = "model" if "model" in values else "path"
+        return {**values, key: values[key] if values[key] == SELF else local_or_hub(values[key], self._base)}
 
 
 def local_or_hub(path: str, base: Path) -> str:

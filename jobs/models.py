@@ -101,6 +101,7 @@ class Models:
             "dtype": job.model.dtype,
             "weights": job.model.weights,
             **job.engine.model_dump(),
+            "speculation": job.speculation,
         }
 
     def _checkpoint(self, job: Job) -> Checkpoint:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 def publish(aside: Path, final: Path) -> None:
     """Renames a finished file on the same file system into place; it survives a power cut from then on."""
-    _sync(aside, os.O_RDWR)
+    sync_file(aside)
     final.parent.mkdir(parents=True, exist_ok=True)
     move(aside, final)
 
@@ -18,6 +18,11 @@ def move(source: Path, target: Path) -> None:
     """Renames over whatever is there, and puts the rename itself on disk."""
     os.replace(source, target)
     sync_directory(target.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Puts what a file holds on disk."""
+    _sync(path, os.O_RDWR)
 
 
 def sync_directory(path: Path) -> None:

@@ -10,6 +10,7 @@ from ..statistics import Statistics
 from .ahead import Execute
 from .controller import Controller
 from .layer_skip import LayerSkipDrafter
+from .medusa import Heads, MedusaDrafter
 from .model import ModelDrafter
 from .ngram import NgramDrafter
 from .speculation import NO_SPECULATION, Drafter, Drafting, Eager, Policy, Speculation
@@ -18,18 +19,24 @@ from .suffix import SuffixDrafter
 
 @dataclass(frozen=True, slots=True)
 class DraftModels:
-    """What drafters that run a model may run: exits of the target by their layers, and a model of its own."""
+    """What drafters that run a model may run: exits of the target by their layers, a model of its own, heads."""
 
     num_layers: int
     exits: Mapping[int, Execute]
     model: Execute | None = None
     num_tokens: int = 0
     context: int = 0
+    heads: Heads | None = None
 
 
 def _model_drafter(models: DraftModels) -> ModelDrafter:
     assert models.model is not None
     return ModelDrafter(models.model, models.num_tokens, models.context)
+
+
+def _medusa_drafter(models: DraftModels) -> MedusaDrafter:
+    assert models.heads is not None
+    return MedusaDrafter(models.heads)
 
 
 KINDS: dict[str, tuple[Callable[[DraftModels], Drafter], Callable[[], Policy]]] = {
@@ -38,6 +45,7 @@ KINDS: dict[str, tuple[Callable[[DraftModels], Drafter], Callable[[], Policy]]] 
     "auto": (lambda models: SuffixDrafter(), Controller),
     "layer_skip": (lambda models: LayerSkipDrafter(models.exits, models.num_layers), Eager),
     "draft": (_model_drafter, Eager),
+    "medusa": (_medusa_drafter, Eager),
 }
 
 

@@ -12,8 +12,10 @@ import tiny
 import torch
 from drafters import adversaries, scripted
 
+from batchgen import kernels
 from batchgen.engine import Engine, Request, Sampling, scheduler
 from batchgen.engine import engine as engine_module
+from batchgen.engine.draft.training import Plan, Text, examples, train, write_heads
 from batchgen.engine.spec import ModelError
 
 TOKENS = 288
@@ -92,13 +94,16 @@ def plain(folder):
 
 
 @pytest.fixture(scope="module")
-def engines(folder, draft_folder):
+def engines(folder, draft_folder, heads_folder):
     """Kind of speculation -> an engine, loaded once."""
-    with_model = {"draft": str(draft_folder), "self": "self"}
+    with_path = {
+        "draft": {"kind": "draft", "model": str(draft_folder), "tokens": 3},
+        "self": {"kind": "draft", "model": "self", "tokens": 3},
+        "medusa": {"kind": "medusa", "path": str(heads_folder)},
+    }
 
     def make(kind: str) -> Engine:
-        chosen = {"kind": "draft", "model": with_model[kind], "tokens": 3} if kind in with_model else kind
-        return load(folder, speculation=chosen, block_size=4)
+        return load(folder, speculation=with_path.get(kind, kind), block_size=4)
 
     return functools.cache(make)
 
@@ -116,8 +121,24 @@ def draft_folder(tmp_path_factory):
     )
 
 
+def heads_of(folder, out, requests, answers, epochs):
+    """Three heads fitted to the answers; without epochs, as they start."""
+    engine = load(folder)
+    texts = [Text(request.prompt, tokens) for request in requests for tokens, _ in answers[request.key]]
+    plan = Plan(heads=3, epochs=max(1, epochs), rate=1e-2 if epochs else 0.0)
+    known = examples(engine.model, kernels.load("cpu"), texts, plan.heads)
+    write_heads(out, train(engine.model, known, known, plan), str(folder))
+    return out
+
+
+@pytest.fixture(scope="module")
+def heads_folder(folder, plain, tmp_path_factory):
+    """Heads that know the greedy answers by heart."""
+    return heads_of(folder, tmp_path_factory.mktemp("heads"), *plain["greedy to the end"], epochs=150)
+
+
 @pytest.mark.parametrize("name", list(OPTIONS))
-@pytest.mark.parametrize("kind", ["ngram", "suffix", "auto", "layer_skip", "draft", "self"])
+@pytest.mark.parametrize("kind", ["ngram", "suffix", "auto", "layer_skip", "draft", "self", "medusa"])
 def test_every_drafter_with_every_option_gives_what_off_gives(engines, plain, name, kind):
     requests, expected = plain[name]
     engine = engines(kind)
@@ -267,6 +288,21 @@ def test_an_exit_behind_nearly_all_layers_is_found_and_accepted(tmp_path):
         attention.output.weight.zero_()
         mlp.down.weight.zero_()
     assert outcome(plain, requests) == found
+
+
+def test_trained_heads_are_accepted_and_untrained_ones_are_not(folder, plain, engines, tmp_path):
+    requests, expected = plain["greedy to the end"]
+    shares = {}
+    untrained = heads_of(folder, tmp_path, requests, expected, epochs=0)
+    for name, engine in (
+        ("trained", engines("medusa")),
+        ("untrained", load(folder, speculation={"kind": "medusa", "path": str(untrained)})),
+    ):
+        assert outcome(engine, requests) == expected
+        shares[name] = engine.statistics.accepted_tokens / engine.statistics.drafted_tokens
+    assert shares["untrained"] < 0.1
+    assert shares["trained"] > 0.5
+    assert engines("medusa").statistics.steps < 0.7 * engine.statistics.steps
 
 
 def test_the_exactness_tests_can_fail(folder, plain, monkeypatch):

@@ -79,7 +79,6 @@ def test_illegal_values_are_refused_with_their_place(tmp_path: Path, key: str, v
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("engine.speculation", {"kind": "medusa", "path": "x"}),
         ("output.order", "completion"),
     ],
 )
