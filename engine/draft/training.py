@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 from torch.nn.functional import cross_entropy, silu
 
@@ -19,7 +19,7 @@ from ..decoder import Decoder
 from .heads import CONFIG, NUM_HEADS, NUM_LAYERS, SAFETENSORS
 
 TEXTS_AT_ONCE = 64  # whose hidden states are in memory together
-BATCH = 256  # positions of one optimiser step
+BATCH = 64  # positions of one optimiser step
 NONE = -1  # no target: the answer ends before
 
 
@@ -114,11 +114,11 @@ def train(
     losses: list[float] = []
     for number, rows in enumerate(batches, 1):
         optimiser.zero_grad()
-        losses.append(sum(_learn(head, weights, biases, projection, learn, rows) for head in range(plan.heads)))
+        losses += [_learn(head, weights, biases, projection, learn, rows) for head in range(plan.heads)]
         optimiser.step()
         schedule.step()
         if number * plan.epochs % len(batches) == 0:
-            told(f"epoch {number * plan.epochs // len(batches)}: loss {sum(losses) / len(losses) / plan.heads:.3f}")
+            told(f"epoch {number * plan.epochs // len(batches)}: loss {sum(losses) / len(losses):.3f}")
             losses = []
     with torch.no_grad():
         right = [_accuracy(head, weights, biases, projection, measure) for head in range(plan.heads)]
@@ -128,7 +128,11 @@ def train(
 def _batches(count: int, plan: Plan) -> list[Tensor]:
     """Rows of every optimiser step, each epoch in an order of its own."""
     generator = torch.Generator().manual_seed(plan.seed)
-    return [rows for _ in range(plan.epochs) for rows in torch.randperm(count, generator=generator).split(BATCH)]
+    return [rows for _ in range(plan.epochs) for rows in _parts(torch.randperm(count, generator=generator))]
+
+
+def _parts(rows: Tensor) -> list[Tensor]:
+    return [rows[first : first + BATCH] for first in range(0, len(rows), BATCH)]
 
 
 def _learn(head: int, weights: Tensor, biases: Tensor, projection: Tensor, learn: Examples, rows: Tensor) -> float:
@@ -150,24 +154,19 @@ def _logits(weight: Tensor, bias: Tensor, projection: Tensor, hidden: Tensor) ->
 def _accuracy(head: int, weights: Tensor, biases: Tensor, projection: Tensor, measure: Examples) -> float:
     """Share of the rows with a target where the likeliest token is that target."""
     rows = (measure.targets[:, head] != NONE).nonzero().squeeze(1)
-    right = sum(
-        int(
-            (
-                _logits(weights[head], biases[head], projection, measure.hidden[part]).argmax(-1)
-                == measure.targets[part, head]
-            ).sum()
-        )
-        for part in rows.split(BATCH)
-    )
+    right = 0
+    for part in _parts(rows):
+        drawn = _logits(weights[head], biases[head], projection, measure.hidden[part]).argmax(-1)
+        right += int((drawn == measure.targets[part, head]).sum())
     return right / max(1, len(rows))
 
 
 def write_heads(directory: Path, trained: Trained, model: str) -> None:
     """The two files of a Medusa checkpoint, the heads without a projection of their own."""
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for head, (weight, bias) in enumerate(zip(trained.weights, trained.biases, strict=True)):
         tensors |= {f"{head}.0.linear.weight": weight.contiguous(), f"{head}.0.linear.bias": bias.contiguous()}
-    save_file(tensors, directory / SAFETENSORS)
+    (directory / SAFETENSORS).write_bytes(save(tensors))
     config = {NUM_HEADS: len(trained.weights), NUM_LAYERS: 1, "base_model_name_or_path": model}
     config["held_out_accuracy"] = [round(value, 4) for value in trained.accuracy]
     (directory / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
