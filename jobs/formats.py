@@ -4,8 +4,10 @@ Knows when they are asked for and how they are told; which formats are good enou
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from batchgen.engine.plan import plan
 from batchgen.engine.request import Request
 from batchgen.pipeline.prompt import Renderer
 from batchgen.pipeline.rows import Source
@@ -14,22 +16,49 @@ from .job import Job
 from .models import Models
 
 _FIRST_ROWS = 64  # of the input, rendered for the measurement
+WORTH_TOKENS = 250_000  # of a job: a measurement takes about 10,000, and a faster format saves a quarter or so
 _KINDS = {"weights": "weights", "kv_cache": "KV cache"}
 
 Formats = dict[str, Any]  # asked, weights, kv_cache, trials, note: JSON values
 
 
+@dataclass(frozen=True)
+class Work:
+    """The rows a run has to answer; `answer_tokens`: most tokens of all samples of one."""
+
+    rows: int
+    answer_tokens: int
+
+    def tokens(self, prompts: Iterable[Sequence[int]]) -> float:
+        """Tokens to compute, if all prompts share as much as `prompts` do and answers are half as long as they may."""
+        sample = list(prompts)
+        if not sample:
+            return 0.0
+        return self.rows * (plan(sample).distinct_tokens / len(sample) + self.answer_tokens / 2)
+
+
 def settle_formats(
-    job: Job, models: Models, stored: Mapping[str, Any], prompts: Callable[[], Iterable[Sequence[int]]]
+    job: Job, models: Models, stored: Mapping[str, Any], prompts: Callable[[], Iterable[Sequence[int]]], work: Work
 ) -> Formats:
-    """The stored formats of an earlier run as far as the job still leaves them open, else those of a measurement."""
+    """The stored formats of an earlier run as far as the job still leaves them open, else those of a measurement.
+
+    A job too short to pay for a measurement computes in what it asks for, and natively where it leaves that open.
+    """
     asked = {"weights": job.model.weights, "kv_cache": job.engine.kv_cache}
     if stored.get("asked") == asked:
         return dict(stored)
     kept = stored["weights"] if stored and stored["asked"]["weights"] == asked["weights"] else asked["weights"]
+    tokens = work.tokens(prompts())
+    if tokens < WORTH_TOKENS:
+        weights = "native" if kept == "auto" else kept
+        return {"asked": asked, "weights": weights, "kv_cache": asked["kv_cache"], "trials": [], "note": _short(tokens)}
     choice = models.formats(with_formats(job, {**asked, "weights": kept}), prompts)
     chosen = {"weights": choice.weights, "kv_cache": choice.kv_cache}
     return {"asked": asked, **chosen, "trials": [dict(trial) for trial in choice.trials], "note": choice.note}
+
+
+def _short(tokens: float) -> str:
+    return f"not measured: for about {tokens:,.0f} tokens to compute it does not pay (from {WORTH_TOKENS:,} on it does)"
 
 
 def with_formats(job: Job, formats: Mapping[str, Any]) -> Job:

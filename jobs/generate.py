@@ -27,7 +27,7 @@ from batchgen.pipeline.rows import Skipped, Source
 from .columns import result_columns
 from .errors import UsageError
 from .finish import journal_schema
-from .formats import first_prompts, settle_formats, with_formats
+from .formats import Work, first_prompts, settle_formats, with_formats
 from .job import Job
 from .models import LoadedModel, Models
 from .ordering import arranged
@@ -72,7 +72,9 @@ class Generation:
 
     def load(self) -> None:
         """Loads the model, and stores in the manifest what this run resolved to."""
-        self.formats = settle_formats(self._job, self._models, self._output.manifest.formats, self._first_prompts)
+        work = Work(self._source.num_rows, self.sampling.max_tokens * self.sampling.n)
+        stored = self._output.manifest.formats
+        self.formats = settle_formats(self._job, self._models, stored, self._first_prompts, work)
         self.engine = self._models.engine(with_formats(self._job, self.formats))
         eos_ids, results = self.engine.bounds.eos_ids, result_columns(self._job)
         text = self.engine.tokenizer

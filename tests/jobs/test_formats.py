@@ -11,8 +11,9 @@ import pytest
 from fake_models import FakeModels
 from job_files import make_job, write_rows
 
+from batchgen.jobs import formats
 from batchgen.jobs.command_run import run_command
-from batchgen.jobs.formats import describe_formats
+from batchgen.jobs.formats import Work, describe_formats
 from batchgen.jobs.job import Job
 
 TRIAL = {
@@ -47,6 +48,11 @@ class Choosing(FakeModels):
     def engine(self, job: Job) -> Any:
         self.loaded.append((job.model.weights, job.engine.kv_cache))
         return super().engine(job)
+
+
+@pytest.fixture(autouse=True)
+def every_job_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "WORTH_TOKENS", 0)
 
 
 def manifest(job: Job) -> dict[str, Any]:
@@ -85,3 +91,29 @@ def test_weights_stay_when_another_kv_format_is_asked_for(tmp_path: Path) -> Non
 def test_a_measurement_that_is_not_possible_is_told() -> None:
     assert describe_formats({"trials": [], "note": "not measured: too large"}) == ["formats: not measured: too large"]
     assert describe_formats({"trials": [], "note": None}) == []
+
+
+@pytest.mark.parametrize(("weights", "computed"), [("auto", "native"), ("int4", "int4")])
+def test_a_short_job_is_not_worth_a_measurement(
+    tmp_path: Path, weights: str, computed: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_rows(tmp_path, 8)
+    job = make_job(tmp_path, prompt__on_null="empty", prompt__text="Say it", model__weights=weights)
+    monkeypatch.setattr(formats, "WORTH_TOKENS", 100)  # 8 rows with 6 tokens in common and answers of up to 12
+    models = Choosing()
+    assert run_command(job, models=models) == 0
+    assert (models.asked, models.loaded) == ([], [(computed, "auto")])
+    assert (
+        "formats: not measured: for about 54 tokens to compute it does not pay (from 100 on" in capsys.readouterr().err
+    )
+    monkeypatch.setattr(formats, "WORTH_TOKENS", 54)
+    assert (
+        run_command(job.model_copy(update={"output": job.output.model_copy(update={"path": "two"})}), models=models)
+        == 0
+    )
+    assert len(models.asked) == 1
+
+
+def test_work_counts_what_is_shared_once() -> None:
+    assert Work(10, 4).tokens([[1, 2, 3], [1, 2, 4]]) == 10 * (4 / 2 + 2)
+    assert Work(10, 4).tokens([]) == 0
