@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from types import FrameType
 
-_EXIT_CODES = {"deadline": 4, "interrupted": 130, "terminated": 143}
+EXIT_CODES = {"deadline": 4, "interrupted": 130, "terminated": 143}
 _SIGNALS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
 
@@ -27,7 +27,7 @@ class Stop:
 
     @property
     def exit_code(self) -> int:
-        return 0 if self.reason is None else _EXIT_CODES[self.reason]
+        return 0 if self.reason is None else EXIT_CODES[self.reason]
 
     @contextmanager
     def listening(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,10 @@ from doc_blocks import (
 
 from batchgen.jobs import Job
 from batchgen.jobs.cli import cli, invoke
+from batchgen.jobs.errors import JobError, OutputBusyError, UsageError
+from batchgen.jobs.stop import EXIT_CODES
+from batchgen.pipeline.parsed import AnswerParser
+from batchgen.pipeline.result import further_columns, result_schema
 
 # Commands that are not run: the words they begin with, or what they hold.
 FOREIGN = {"systemctl", "loginctl", "journalctl", ".venv/bin/pytest", "git"}
@@ -150,6 +155,46 @@ def test_the_references_are_those_of_the_program() -> None:
     spec.loader.exec_module(module)
     for name, content in module.pages().items():
         assert (ROOT / "docs" / name).read_text(encoding="utf-8") == content, "run docs/make_reference.py"
+
+
+SPANS = sorted({span for page in PAGES for span in re.findall(r"`(batchgen [a-z][^`]*)`", (ROOT / page).read_text())})
+
+
+@pytest.mark.parametrize("span", SPANS)
+def test_commands_within_sentences_are_known(span: str) -> None:
+    with suppress(click.MissingParameter):  # a sentence may leave out what it does not speak of
+        _parse(shlex.split(span)[1:])
+
+
+def _table(page: str, heading: str) -> list[list[str]]:
+    """The cells of the first table behind a heading, without backticks."""
+    behind = (ROOT / page).read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in behind.splitlines() if line.startswith("|")]
+    return [[cell.strip().strip("`") for cell in row] for row in rows[2:]]
+
+
+def test_every_error_code_is_explained() -> None:
+    sources = [
+        path.read_text(encoding="utf-8") for folder in ("engine", "pipeline") for path in (ROOT / folder).rglob("*.py")
+    ]
+    known = {code for text in sources for code in re.findall(r'\b(?:RowError|_fault|_refusal)\(\s*"(\w+)"', text)}
+    staged = {pair for text in sources for pair in re.findall(r'\bRowError\(\s*"(\w+)",\s*"(\w+)"', text)}
+    table = _table("docs/formats.md", "Errors of a row")
+    assert {row[0] for row in table} == known
+    assert staged <= {(row[0], row[1]) for row in table}
+
+
+def test_every_exit_code_is_explained() -> None:
+    errors = {JobError.exit_code, UsageError.exit_code, OutputBusyError.exit_code}
+    stops = set(EXIT_CODES.values())
+    shown = {int(code) for row in _table("docs/formats.md", "Exit codes") for code in row[0].split(",")}
+    assert shown == errors | stops | {0, 3}
+
+
+def test_every_result_column_is_explained() -> None:
+    more = further_columns(1, AnswerParser({"type": "object", "properties": {}}), choice_probs=True, attempts=True)
+    names = result_schema(1, True, more=more).names
+    assert [row[0] for row in _table("docs/formats.md", "Result columns")] == names
 
 
 def _options() -> Iterator[str]:
