@@ -14,6 +14,7 @@ from .sequence import Feed, Sequence
 
 MIN_SHARED_QUERIES = 4  # fewer queries, or fewer keys, do not pay for a second partial result
 MIN_SHARED_KEYS = 64
+FULL_QUERIES = 64  # a feed of as many fills tiles by itself: it reads what it shares once more, and merges nothing
 
 
 @dataclass(slots=True)
@@ -53,7 +54,7 @@ def attention_items(feeds: list[Feed], block_size: int) -> AttentionItems:
     """Items for the feeds of a step, whose rows lie one feed behind the other, neighbours in plan order."""
     builder = _Builder(block_size)
     offsets = np.cumsum([0, *(feed.count for feed in feeds)]).tolist()
-    common = [0, *(shared_depth(a.sequence, b.sequence) for a, b in pairwise(feeds)), 0]
+    common = [0, *(common_depth(a, b) for a, b in pairwise(feeds)), 0]
     shared = list(segments(common, offsets, block_size))
     for first, last, above, below in shared:
         path = feeds[first].sequence.path
@@ -66,6 +67,13 @@ def attention_items(feeds: list[Feed], block_size: int) -> AttentionItems:
         builder.add(depth, blocks, end, (offsets[index], offsets[index + 1]))
     positions = [np.arange(feed.start, feed.start + feed.count) for feed in feeds]
     return builder.build(np.concatenate(positions))
+
+
+def common_depth(first: Feed, second: Feed) -> int:
+    """How many leading blocks two feeds may read together."""
+    if max(first.count, second.count) >= FULL_QUERIES:
+        return 0
+    return shared_depth(first.sequence, second.sequence)
 
 
 def shared_depth(first: Sequence, second: Sequence) -> int:

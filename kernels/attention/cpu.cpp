@@ -6,6 +6,7 @@
 
 #include "../native/export.h"
 #include "../native/parallel.h"
+#include "../native/scratch.h"
 
 namespace batchgen {
 namespace {
@@ -18,31 +19,49 @@ void* workspace(int64_t bytes) {
     return memory.get();
 }
 
-// The result of one query and head: partial outputs weighed by their share of the whole sum.
-template <class Q>
-void merge(const Plan& plan, const Call& call, const Partials<Q>& partials, int64_t index, int64_t head) {
-    const int64_t first = plan.merge_offsets[index], count = plan.merge_offsets[index + 1] - first;
-    const auto partial = [&](int64_t i) { return plan.merge_partials[first + i] * call.num_heads + head; };
-    float largest = -INFINITY, total = 0;
-    for (int64_t i = 0; i < count; ++i) largest = std::max(largest, partials.weights[2 * partial(i)]);
-    const auto weight = [&](int64_t i) {
-        const float* w = partials.weights + 2 * partial(i);
-        return w[1] * std::exp2(w[0] - largest);
-    };
-    for (int64_t i = 0; i < count; ++i) total += weight(i);
-    alignas(64) float out[MAX_HEAD_DIM + WIDTH] = {};
-    const int64_t width = call.head_dim;
+struct ForShares;
+
+inline Vec some(const float* p, int64_t count) { return count >= WIDTH ? load(p) : load_part(p, int(count)); }
+
+// The shares that the partial results `rows` of a query have in the whole sum, for WIDTH heads from `head` on.
+void weigh(const Call& call, const float* largest, const float* total, const int64_t* rows,
+           int64_t count, int64_t head, float* shares) {
+    const int64_t heads = call.num_heads - head;
+    const auto at = [&](const float* values, int64_t i) { return some(values + rows[i] * call.num_heads + head, heads); };
+    Vec most = at(largest, 0), whole{};
+    for (int64_t i = 1; i < count; ++i) most = larger(at(largest, i), most);
     for (int64_t i = 0; i < count; ++i) {
-        const Q* from = partials.outputs + partial(i) * width;
-        const Vec share = splat(weight(i) / total);
-        int64_t at = 0;
-        for (; at + WIDTH <= width; at += WIDTH) store(out + at, fma(load(from + at), share, load(out + at)));
-        if (at < width) store(out + at, fma(load_part(from + at, int(width - at)), share, load(out + at)));
+        const Vec share = at(total, i) * exp2<6>(at(largest, i) - most);
+        store(shares + i * WIDTH, share);
+        whole += share;
     }
-    Q* to = static_cast<Q*>(call.out) + (plan.merged_queries[index] * call.num_heads + head) * width;
+    for (int64_t i = 0; i < count; ++i) store(shares + i * WIDTH, load(shares + i * WIDTH) / whole);
+}
+
+// The result of one query and head: partial outputs weighed by their shares.
+template <class Q>
+void mix(const Q* outputs, const int64_t* rows, int64_t count, int64_t row_size, const float* shares, int64_t width, Q* to) {
+    const auto sum = [&](int64_t at, auto&& read) {
+        Vec out{};
+        for (int64_t i = 0; i < count; ++i) out = fma(read(outputs + rows[i] * row_size + at), splat(shares[i * WIDTH]), out);
+        return out;
+    };
     int64_t at = 0;
-    for (; at + WIDTH <= width; at += WIDTH) store(to + at, load(out + at));
-    if (at < width) store_part(to + at, load(out + at), int(width - at));
+    for (; at + WIDTH <= width; at += WIDTH) store(to + at, sum(at, [](const Q* from) { return load(from); }));
+    const int rest = int(width - at);
+    if (rest) store_part(to + at, sum(at, [&](const Q* from) { return load_part(from, rest); }), rest);
+}
+
+template <class Q>
+void merge(const Plan& plan, const Call& call, const Partials<Q>& partials, int64_t index) {
+    const int64_t first = plan.merge_offsets[index], count = plan.merge_offsets[index + 1] - first;
+    const int64_t *rows = plan.merge_partials + first, width = call.head_dim, row_size = call.num_heads * width;
+    float* shares = reinterpret_cast<float*>(room<ForShares>(count * WIDTH * sizeof(float)));
+    Q* to = static_cast<Q*>(call.out) + plan.merged_queries[index] * row_size;
+    for (int64_t head = 0; head < call.num_heads; ++head) {
+        if (head % WIDTH == 0) weigh(call, partials.largest, partials.total, rows, count, head, shares);
+        mix(partials.outputs + head * width, rows, count, row_size, shares + head % WIDTH, width, to + head * width);
+    }
 }
 
 // The queries, turned as the keys are: [T, Q, D].
@@ -64,7 +83,8 @@ void turn_queries(const Call& call, int64_t num_tokens, Q* out) {
 template <class Q>
 void attend(const Plan& plan, const Call& call, char* memory) {
     const int64_t rows = plan.num_partials * call.num_heads;
-    const Partials<Q> partials{reinterpret_cast<Q*>(memory + rows * 2 * sizeof(float)), reinterpret_cast<float*>(memory)};
+    float* largest = reinterpret_cast<float*>(memory);
+    const Partials<Q> partials{reinterpret_cast<Q*>(largest + 2 * rows), largest, largest + rows};
     const int group = int(call.num_heads / call.num_kv_heads);
     const auto target = [&](int64_t unit) {
         const Task& task = plan.tasks[unit / call.num_kv_heads];
@@ -78,8 +98,7 @@ void attend(const Plan& plan, const Call& call, char* memory) {
         else attend_wide<Q>(now);
     });
     parallel_parts(plan.num_merged, 16, [&](int64_t begin, int64_t end) {
-        for (int64_t index = begin; index < end; ++index)
-            for (int64_t head = 0; head < call.num_heads; ++head) merge(plan, call, partials, index, head);
+        for (int64_t index = begin; index < end; ++index) merge(plan, call, partials, index);
     });
 }
 

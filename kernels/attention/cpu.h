@@ -55,17 +55,20 @@ struct Scoring {
         : exponent(float((call.softcap ? 1.0 : call.scale) * 1.4426950408889634)),
           cap(float(call.softcap)),
           before_cap(call.softcap ? float(call.scale / call.softcap) : 0.0f) {}
+
+    // Products are ranked as they are: nothing caps or hides them.
+    bool ranks(bool masked) const { return !masked && !cap; }
 };
 
 // Partial results of all tasks: normalised outputs, the largest score (in powers of two) and the sum they were
 // divided by.
 template <class Q>
 struct Partials {
-    Q* outputs;      // [partial, Q, D]
-    float* weights;  // [partial, Q, 2]
+    Q* outputs;              // [partial, Q, D]
+    float *largest, *total;  // [partial, Q]
 };
 
-// Where the lanes of a task live. Lane l is query l / g of the task with head kv_head * g + l % g.
+// Where the lanes of a task live: every query with each member of the group of heads that share the key/value head.
 template <class Q>
 struct Target {
     const Plan& plan;
@@ -74,26 +77,32 @@ struct Target {
     Partials<Q> partials;
     int kv_head, group;
 
-    int64_t query(int lane) const { return plan.queries[task.first_query + lane / group]; }
-    int64_t head(int lane) const { return int64_t(kv_head) * group + lane % group; }
+    int64_t row(int query) const { return plan.queries[task.first_query + query]; }
+    int64_t head(int member) const { return int64_t(kv_head) * group + member; }
 
-    const Q* query_row(int lane) const {
-        return static_cast<const Q*>(call.query) + query(lane) * call.query_stride + head(lane) * call.query_head_stride;
+    const Q* query_row(int query, int member) const {
+        return static_cast<const Q*>(call.query) + row(query) * call.query_stride + head(member) * call.query_head_stride;
     }
 
-    // The row for a lane's normalised output; remembers the weight of a partial result.
-    Q* output_row(int lane, float largest, float total) const {
-        const int64_t row = query(lane);
-        if (plan.direct[row]) return static_cast<Q*>(call.out) + (row * call.num_heads + head(lane)) * call.head_dim;
-        const int64_t partial = (task.first_partial + lane / group) * call.num_heads + head(lane);
-        partials.weights[2 * partial] = largest;
-        partials.weights[2 * partial + 1] = total;
+    // The row for a normalised output; `partial` is the partial result it is, or -1.
+    Q* output_row(int query, int member, int64_t& partial) const {
+        partial = -1;
+        const int64_t result = row(query);
+        if (plan.direct[result])
+            return static_cast<Q*>(call.out) + (result * call.num_heads + head(member)) * call.head_dim;
+        partial = (task.first_partial + query) * call.num_heads + head(member);
         return partials.outputs + partial * call.head_dim;
     }
 
-    // The visible keys of a lane, from low up to high, counted from the task's first.
-    void visible(int lane, int32_t& low, int32_t& high) const {
-        const int64_t position = plan.positions[query(lane)] - task.start;
+    void remember(int64_t partial, float largest, float total) const {
+        if (partial < 0) return;
+        partials.largest[partial] = largest;
+        partials.total[partial] = total;
+    }
+
+    // The visible keys of a query, from low up to high, counted from the task's first.
+    void visible(int query, int32_t& low, int32_t& high) const {
+        const int64_t position = plan.positions[row(query)] - task.start;
         high = int32_t(clamp(position + 1, task.num_keys));
         low = call.window ? int32_t(clamp(position + 1 - call.window, high)) : 0;
     }

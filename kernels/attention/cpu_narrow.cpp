@@ -256,9 +256,9 @@ struct Extent {
 
     template <class Q>
     explicit Extent(const Target<Q>& target) {
-        for (int lane = 0; lane < target.task.num_queries * target.group; ++lane) {
+        for (int query = 0; query < target.task.num_queries; ++query) {
             int32_t low, high;
-            target.visible(lane, low, high);
+            target.visible(query, low, high);
             begin = std::min(begin, low), end = std::max(end, high);
         }
     }
@@ -287,8 +287,8 @@ void attend(const Target<Q>& target, const Target<Q>* after) {
     const int width = int(target.call.head_dim);
     Scratch s;
     for (int n = 0; n < N; ++n) {
-        target.visible(n, s.low[n], s.high[n]);
-        Kind::keep_query(target.query_row(n), width, s.query[n]);
+        target.visible(n / target.group, s.low[n], s.high[n]);
+        Kind::keep_query(target.query_row(n / target.group, n % target.group), width, s.query[n]);
         std::memset(s.output[n], 0, (width + 2 * WIDTH) * sizeof(float));  // vectors at the edge reach beyond the width
         s.largest[n] = NO_SCORE, s.total[n] = 0;
     }
@@ -306,7 +306,9 @@ void attend(const Target<Q>& target, const Target<Q>* after) {
         attend_tile<Kind, N, FIXED>(s, target.call, tiles[turn], next, first, scoring);
     }
     for (int n = 0; n < N; ++n) {
-        Q* out = target.output_row(n, s.largest[n] * scoring.exponent, s.total[n]);
+        int64_t partial;
+        Q* out = target.output_row(n / target.group, n % target.group, partial);
+        target.remember(partial, s.largest[n] * scoring.exponent, s.total[n]);
         const Vec inverse = splat(s.total[n] ? 1 / s.total[n] : 0.0f);
         for (int at = 0; at < width; at += WIDTH) {
             const Vec part = Kind::result(s, n, at) * inverse;

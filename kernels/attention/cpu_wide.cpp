@@ -4,25 +4,12 @@
 #include <memory>
 #include <type_traits>
 
+#include "../native/scratch.h"
 #include "cpu.h"
+#include "cpu_product.h"
 
 namespace batchgen {
 namespace {
-
-// How products are formed. An element is 32 bits: one float, or two neighbouring bfloat16.
-struct Single {
-    using Operand = float;
-    static constexpr int PACK = 1;
-    static Vec add(Vec sum, Vec a, Vec b) { return fma(a, b, sum); }
-};
-
-#if defined(__AVX512BF16__)
-struct Pairs {
-    using Operand = bfloat16;
-    static constexpr int PACK = 2;
-    static Vec add(Vec sum, Vec a, Vec b) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
-};
-#endif
 
 constexpr int VALUE_STRIDE = MAX_HEAD_DIM + 16;  // 33 cache lines: rows fall into different sets
 template <class Kind>
@@ -37,8 +24,11 @@ struct alignas(64) Scratch {
     float room[WIDE_KEYS * MAX_HEAD_DIM];
     float scores[WIDE_KEYS][LANES];
     float chances[WIDE_KEYS][LANES];
-    float largest[MAX_LANES], total[MAX_LANES], correction[LANES];
-    int32_t low[MAX_LANES], high[MAX_LANES];
+    float largest[MAX_LANES], total[MAX_LANES], top[LANES], correction[LANES];
+    int32_t low[MAX_LANES], high[MAX_LANES];  // the visible keys
+    const void* query_row[MAX_LANES];
+    void* output_row[MAX_LANES];
+    int64_t partial[MAX_LANES];  // whose weight is to be remembered, or -1
 };
 
 Scratch& scratch() {
@@ -46,69 +36,12 @@ Scratch& scratch() {
     return *mine;
 }
 
-// out[row][lanes] (+)= sum over k of a[row * ROW + k * DEPTH] times b[k][lanes], for C rows and R vectors of lanes.
-template <class Kind, int C, int R, int ROW, int DEPTH>
-inline void product_block(const float* a, const float* b, int depth, float* out, const float* factor) {
-    Vec sums[C][R];
-#pragma GCC unroll 24
-    for (int c = 0; c < C; ++c)
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r)
-            sums[c][r] = factor ? load(out + c * LANES + r * WIDTH) * load(factor + r * WIDTH) : Vec{};
-    for (int k = 0; k < depth; ++k) {
-        Vec lanes[R];
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) lanes[r] = load(b + k * LANES + r * WIDTH);
-#pragma GCC unroll 24
-        for (int c = 0; c < C; ++c) {
-            const Vec value = splat(a[c * ROW + k * DEPTH]);
-#pragma GCC unroll 4
-            for (int r = 0; r < R; ++r) sums[c][r] = Kind::add(sums[c][r], lanes[r], value);
-        }
-    }
-#pragma GCC unroll 24
-    for (int c = 0; c < C; ++c)
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) store(out + c * LANES + r * WIDTH, sums[c][r]);
-}
-
-template <class Kind, int C, int R, int ROW, int DEPTH>
-void product_rows(const float* a, const float* b, int depth, float* out, const float* factor, int rows) {
-    int row = 0;
-    for (; row + C <= rows; row += C)
-        product_block<Kind, C, R, ROW, DEPTH>(a + row * ROW, b, depth, out + row * LANES, factor);
-    for (; row + 4 <= rows; row += 4)
-        product_block<Kind, 4, R, ROW, DEPTH>(a + row * ROW, b, depth, out + row * LANES, factor);
-    for (; row < rows; ++row)
-        product_block<Kind, 1, R, ROW, DEPTH>(a + row * ROW, b, depth, out + row * LANES, factor);
-}
-
-// As product_block, for any number of rows and of vectors: as many at once as there are registers.
-template <class Kind, int ROW, int DEPTH>
-void product(const float* a, const float* b, int depth, float* out, const float* factor, int rows, int vectors) {
-    for (int v = 0; v < vectors;) {
-        const float* part = factor ? factor + v * WIDTH : nullptr;
-        const float* lanes = b + v * WIDTH;
-        float* sums = out + v * WIDTH;
-        const int left = vectors - v;
-#if defined(__AVX512F__)
-        if (left >= 4) {
-            product_rows<Kind, 6, 4, ROW, DEPTH>(a, lanes, depth, sums, part, rows), v += 4;
-        } else if (left == 3) {
-            product_rows<Kind, 8, 3, ROW, DEPTH>(a, lanes, depth, sums, part, rows), v += 3;
-        } else if (left == 2) {
-            product_rows<Kind, 12, 2, ROW, DEPTH>(a, lanes, depth, sums, part, rows), v += 2;
-        } else {
-            product_rows<Kind, 16, 1, ROW, DEPTH>(a, lanes, depth, sums, part, rows), v += 1;
-        }
-#else
-        if (left >= 2) {
-            product_rows<Kind, 6, 2, ROW, DEPTH>(a, lanes, depth, sums, part, rows), v += 2;
-        } else {
-            product_rows<Kind, 12, 1, ROW, DEPTH>(a, lanes, depth, sums, part, rows), v += 1;
-        }
-#endif
-    }
+template <class T>
+inline void copy_row(const T* from, int width, T* to) {
+    constexpr int STEP = CACHE_LINE / int(sizeof(T));
+    int at = 0;
+    for (; at + STEP <= width; at += STEP) std::memcpy(to + at, from + at, CACHE_LINE);
+    if (at < width) std::memcpy(to + at, from + at, (width - at) * sizeof(T));
 }
 
 // A row of numbers as elements of the kind; an odd last bfloat16 is paired with zero.
@@ -116,7 +49,7 @@ template <class Kind, class T>
 void pack_row(const T* row, int width, float* out) {
     using Operand = typename Kind::Operand;
     Operand* to = reinterpret_cast<Operand*>(out);
-    if constexpr (std::is_same_v<Operand, T>) std::memcpy(to, row, width * sizeof(T));
+    if constexpr (std::is_same_v<Operand, T>) copy_row(row, width, to);
     else ReadPlain<T>::row(reinterpret_cast<const char*>(row), nullptr, width, to);
     if (Kind::PACK == 2 && width % 2) std::memset(to + width, 0, sizeof(Operand));
 }
@@ -162,18 +95,43 @@ void pack_tile(const Target<Q>& target, int first, int count, Scratch& s) {
     pack_values<Kind>(rows, count, width, s.values);
 }
 
+// Where the lanes of the task read and write and which keys they see; those that fill the last chunk see as the last.
+template <class Q>
+void place_lanes(const Target<Q>& target, int lanes, Scratch& s) {
+    int lane = 0;
+    for (int query = 0; query < target.task.num_queries; ++query) {
+        int32_t low, high;
+        target.visible(query, low, high);
+        for (int member = 0; member < target.group; ++member, ++lane) {
+            s.query_row[lane] = target.query_row(query, member);
+            s.output_row[lane] = target.output_row(query, member, s.partial[lane]);
+            s.low[lane] = low, s.high[lane] = high;
+        }
+    }
+    for (; lane % LANES; ++lane) s.low[lane] = s.low[lanes - 1], s.high[lane] = s.high[lanes - 1];
+}
+
+// Elements of a query from `at` on: where they lie, if they are whole vectors as they lie, else from the packed row.
+template <class Kind, class Q>
+inline Vec load_elements(const Scratch& s, int lane, int at, bool direct) {
+    const void* row = direct ? s.query_row[lane] : s.rows[lane % WIDTH];
+    return load(static_cast<const float*>(row) + at);
+}
+
 // The queries of WIDTH lanes from `first` on, turned so that a vector holds one element of each.
 template <class Kind, class Q>
 void pack_queries(const Target<Q>& target, int first, int count, Scratch& s) {
     const int width = int(target.call.head_dim), elements = (width + Kind::PACK - 1) / Kind::PACK;
-    for (int lane = 0; lane < WIDTH; ++lane) {
-        if (lane < count) pack_row<Kind>(target.query_row(first + lane), width, s.rows[lane]);
-        else std::memset(s.rows[lane], 0, sizeof s.rows[lane]);
-    }
+    const bool direct = std::is_same_v<typename Kind::Operand, Q> && width % (WIDTH * Kind::PACK) == 0;
+    for (int lane = 0; lane < count && !direct; ++lane)
+        pack_row<Kind>(static_cast<const Q*>(s.query_row[first + lane]), width, s.rows[lane]);
     for (int at = 0; at < elements; at += WIDTH) {
         Vec block[WIDTH];
-        for (int lane = 0; lane < WIDTH; ++lane) block[lane] = load(s.rows[lane] + at);
+#pragma GCC unroll 16
+        for (int lane = 0; lane < WIDTH; ++lane)
+            block[lane] = lane < count ? load_elements<Kind, Q>(s, first + lane, at, direct) : Vec{};
         transpose(block);
+#pragma GCC unroll 16
         for (int i = 0; i < WIDTH; ++i) store(&s.query[first / LANES][at + i][first % LANES], block[i]);
     }
 }
@@ -182,92 +140,120 @@ inline Vec visible_only(Vec score, Ints key, Ints low, Ints high) {
     return (key >= low) & (key < high) ? score : splat(-INFINITY);
 }
 
+// A tile of keys as the scores see it.
+struct Tile {
+    int first, count;
+    bool masked;
+};
+
 // Scores become what softmax exponentiates, in place, where that is more than a factor; then the largest is found.
 template <int R>
-void cap_mask_and_rank(Scratch& s, int v, int lane0, int first, int count, const Scoring& scoring, bool masked,
-                       Vec* top) {
-    for (int key = 0; key < count; ++key) {
+void cap_mask_and_rank(Scratch& s, int v, int lane0, const Tile& tile, const Scoring& scoring, Vec* top) {
+    for (int key = 0; key < tile.count; ++key) {
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
             float* place = &s.scores[key][(v + r) * WIDTH];
             Vec score = load(place);
             if (scoring.cap) score = splat(scoring.cap) * tanh(score * splat(scoring.before_cap));
-            if (masked) {
+            if (tile.masked) {
                 Ints low, high;
                 std::memcpy(&low, s.low + lane0 + (v + r) * WIDTH, sizeof low);
                 std::memcpy(&high, s.high + lane0 + (v + r) * WIDTH, sizeof high);
-                score = visible_only(score, Ints{} + (first + key), low, high);
+                score = visible_only(score, Ints{} + (tile.first + key), low, high);
             }
-            if (masked || scoring.cap) store(place, score);
+            store(place, score);
             top[r] = larger(score, top[r]);
         }
     }
 }
 
-// One key's probabilities for R vectors of lanes, or two keys' as pairs.
+// Probabilities of R vectors of lanes from their scores.
 template <class Kind, int R>
-void exponentiate(Scratch& s, int v, int count, float exponent, const Vec* shift, Vec* total) {
-    constexpr int DEGREE = Kind::PACK == 1 ? 6 : 4;
-    for (int key = 0; key < count; key += Kind::PACK) {
+struct Softening {
+    Scratch& s;
+    int v;
+    float exponent;
+    Vec shift[R], total[R];
+
+    Vec chance(int key, int r) const {
+        const Vec power = fma(load(&s.scores[key][(v + r) * WIDTH]), splat(exponent), shift[r]);
+        return Kind::PACK == 1 ? exp2<6>(power) : exp2_rough(power);
+    }
+
+    // Of one key.
+    void single(int key) {
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
-            const int lane = (v + r) * WIDTH;
-            const Vec p = exp2<DEGREE>(fma(load(&s.scores[key][lane]), splat(exponent), shift[r]));
+            const Vec p = chance(key, r);
             total[r] += p;
-            if constexpr (Kind::PACK == 1) {
-                store(&s.chances[key][lane], p);
-            } else {
-#if defined(__AVX512BF16__)
-                Vec second{};
-                if (key + 1 < count) second = exp2<DEGREE>(fma(load(&s.scores[key + 1][lane]), splat(exponent), shift[r]));
-                total[r] += second;
-                const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(second, p);
-                const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,
-                                                       23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-                store(&s.chances[key / 2][lane], (Vec)_mm512_permutexvar_epi16(order, both));
-#endif
-            }
+            store(&s.chances[key][(v + r) * WIDTH], p);
         }
     }
-}
+
+    // Of two keys side by side, or of the last one and nothing.
+    template <bool BOTH>
+    void pair(int key) {
+#if defined(__AVX512BF16__)
+        const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22,
+                                               6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+            const Vec first = chance(key, r), second = BOTH ? chance(key + 1, r) : Vec{};
+            total[r] += BOTH ? first + second : first;
+            const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(second, first);
+            store(&s.chances[key / 2][(v + r) * WIDTH], (Vec)_mm512_permutexvar_epi16(order, both));
+        }
+#endif
+    }
+
+    void all(int count) {
+        int key = 0;
+        if constexpr (Kind::PACK == 1)
+            for (; key < count; ++key) single(key);
+        for (; key + 2 <= count; key += 2) pair<true>(key);
+        if (key < count) pair<false>(key);
+    }
+};
 
 template <class Kind, int R>
-void soften_vectors(Scratch& s, int v, int lane0, int first, int count, const Scoring& scoring, bool masked) {
-    Vec top[R], shift[R], total[R];
+void soften_vectors(Scratch& s, int v, int lane0, const Tile& tile, const Scoring& scoring) {
+    Softening<Kind, R> soft{s, v, scoring.exponent};
+    Vec top[R];
 #pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) top[r] = load(s.largest + lane0 + (v + r) * WIDTH);
-    cap_mask_and_rank<R>(s, v, lane0, first, count, scoring, masked, top);
+    for (int r = 0; r < R; ++r) top[r] = load(s.top + (v + r) * WIDTH);
+    if (!scoring.ranks(tile.masked)) cap_mask_and_rank<R>(s, v, lane0, tile, scoring, top);
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
         const int lane = (v + r) * WIDTH;
         const Vec correction = exp2<6>((load(s.largest + lane0 + lane) - top[r]) * splat(scoring.exponent));
         store(s.largest + lane0 + lane, top[r]);
         store(s.correction + lane, correction);
-        shift[r] = -top[r] * splat(scoring.exponent);
-        total[r] = load(s.total + lane0 + lane) * correction;
+        soft.shift[r] = -top[r] * splat(scoring.exponent);
+        soft.total[r] = load(s.total + lane0 + lane) * correction;
     }
-    exponentiate<Kind, R>(s, v, count, scoring.exponent, shift, total);
+    soft.all(tile.count);
 #pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) store(s.total + lane0 + (v + r) * WIDTH, total[r]);
+    for (int r = 0; r < R; ++r) store(s.total + lane0 + (v + r) * WIDTH, soft.total[r]);
 }
 
 // Softmax of a tile's scores under the largest so far: fills chances, correction, and brings largest and total up.
 template <class Kind>
-void soften(Scratch& s, int vectors, int lane0, int first, int count, const Scoring& scoring, bool masked) {
+void soften(Scratch& s, int vectors, int lane0, const Tile& tile, const Scoring& scoring) {
     int v = 0;
-    for (; v + 4 <= vectors; v += 4) soften_vectors<Kind, 4>(s, v, lane0, first, count, scoring, masked);
-    for (; v < vectors; ++v) soften_vectors<Kind, 1>(s, v, lane0, first, count, scoring, masked);
+    for (; v + 4 <= vectors; v += 4) soften_vectors<Kind, 4>(s, v, lane0, tile, scoring);
+    for (; v < vectors; ++v) soften_vectors<Kind, 1>(s, v, lane0, tile, scoring);
 }
 
 // LANES lanes over the packed tile of keys first .. first + count.
 template <class Kind>
-void attend_chunk(Scratch& s, int chunk, int vectors, int width, int first, int count, const Scoring& scoring,
-                  bool masked, bool fresh) {
-    const int elements = (width + Kind::PACK - 1) / Kind::PACK;
-    product<Kind, KEY_STRIDE<Kind>, 1>(s.keys, s.query[chunk][0], elements, s.scores[0], nullptr, count, vectors);
-    soften<Kind>(s, vectors, chunk * LANES, first, count, scoring, masked);
-    product<Kind, 1, VALUE_STRIDE>(s.values, s.chances[0], (count + Kind::PACK - 1) / Kind::PACK, s.output[chunk][0],
-                                   fresh ? nullptr : s.correction, width, vectors);
+void attend_chunk(Scratch& s, int chunk, int vectors, int width, const Tile& tile, const Scoring& scoring, bool fresh) {
+    const int elements = (width + Kind::PACK - 1) / Kind::PACK, pairs = (tile.count + Kind::PACK - 1) / Kind::PACK;
+    std::memcpy(s.top, s.largest + chunk * LANES, sizeof s.top);
+    const Besides ranking{nullptr, scoring.ranks(tile.masked) ? s.top : nullptr};
+    const Besides rescaling{fresh ? nullptr : s.correction, nullptr};
+    product<Kind, KEY_STRIDE<Kind>, 1>(s.keys, s.query[chunk][0], elements, s.scores[0], ranking, tile.count, vectors);
+    soften<Kind>(s, vectors, chunk * LANES, tile, scoring);
+    product<Kind, 1, VALUE_STRIDE>(s.values, s.chances[0], pairs, s.output[chunk][0], rescaling, width, vectors);
 }
 
 // Which keys the lanes of a chunk see.
@@ -276,11 +262,9 @@ struct Sight {
     bool fresh = true;
 };
 
-template <class Q>
-Sight look(const Target<Q>& target, Scratch& s, int first, int lanes) {
+Sight look(const Scratch& s, int first) {
     Sight sight;
     for (int lane = first; lane < first + LANES; ++lane) {
-        target.visible(std::min(lane, lanes - 1), s.low[lane], s.high[lane]);
         sight.lowest = std::min(sight.lowest, s.low[lane]);
         sight.highest_low = std::max(sight.highest_low, s.low[lane]);
         sight.lowest_high = std::min(sight.lowest_high, s.high[lane]);
@@ -294,17 +278,19 @@ void write_out(const Target<Q>& target, Scratch& s, int first, int count, bool f
     const int width = int(target.call.head_dim);
     const Vec total = load(s.total + first);
     const Vec inverse = total == Vec{} ? Vec{} : splat(1.0f) / total;
-    Q* rows[WIDTH];
-    for (int lane = 0; lane < count; ++lane)
-        rows[lane] = target.output_row(first + lane, s.largest[first + lane] * exponent, s.total[first + lane]);
+    for (int lane = first; lane < first + count; ++lane)
+        target.remember(s.partial[lane], s.largest[lane] * exponent, s.total[lane]);
     for (int at = 0; at < width; at += WIDTH) {
         Vec block[WIDTH];
+#pragma GCC unroll 16
         for (int i = 0; i < WIDTH; ++i)
             block[i] = fresh ? Vec{} : load(&s.output[first / LANES][at + i][first % LANES]) * inverse;
         transpose(block);
+        const int64_t left = width - at;
         for (int lane = 0; lane < count; ++lane) {
-            if (at + WIDTH <= width) store(rows[lane] + at, block[lane]);
-            else store_part(rows[lane] + at, block[lane], width - at);
+            Q* row = static_cast<Q*>(s.output_row[first + lane]) + at;
+            if (left >= WIDTH) store(row, block[lane]);
+            else store_part(row, block[lane], int(left));
         }
     }
 }
@@ -316,10 +302,11 @@ void attend(const Target<Q>& target) {
     const Scoring scoring(call);
     const int width = int(call.head_dim), lanes = int(target.task.num_queries) * target.group;
     const int chunks = (lanes + LANES - 1) / LANES;
+    place_lanes(target, lanes, s);
     Sight sights[MAX_LANES / LANES];
     int32_t begin = INT32_MAX, end = 0;
     for (int chunk = 0; chunk < chunks; ++chunk) {
-        sights[chunk] = look(target, s, chunk * LANES, lanes);
+        sights[chunk] = look(s, chunk * LANES);
         begin = std::min(begin, sights[chunk].lowest), end = std::max(end, sights[chunk].highest);
     }
     for (int lane = 0; lane < chunks * LANES; lane += WIDTH) {
@@ -335,7 +322,7 @@ void attend(const Target<Q>& target) {
             if (seen <= 0 || first + count <= sight.lowest) continue;
             const bool masked = first + seen > sight.lowest_high || first < sight.highest_low;
             const int vectors = std::min(LANES, (lanes - chunk * LANES + WIDTH - 1) / WIDTH * WIDTH) / WIDTH;
-            attend_chunk<Kind>(s, chunk, vectors, width, first, seen, scoring, masked, sight.fresh);
+            attend_chunk<Kind>(s, chunk, vectors, width, {first, seen, masked}, scoring, sight.fresh);
             sight.fresh = false;
         }
     }

@@ -203,6 +203,18 @@ inline Vec exp2(Vec x) {
 #endif
 }
 
+// exp2 of numbers up to 127 to 1e-4 relative, for results that are rounded to bfloat16. Below 2^-125 nothing counts.
+inline Vec exp2_rough(Vec x) {
+    x = larger(splat(-125.0f), x);
+    const Vec shifter = splat(12582912.0f);
+    const Vec shifted = x + shifter;
+    const Vec f = x - (shifted - shifter);
+    Vec p = fma(splat(5.500895e-2f), f, splat(2.4221101e-1f));
+    p = fma(p, f, splat(6.9328293e-1f));
+    p = fma(p, f, splat(1.0f));
+    return (Vec)((Words)p + ((Words)shifted << 23));
+}
+
 constexpr float LOG2_E = 1.44269504088896340736f;
 
 // e^x to two units in the last place: the argument is reduced with ln 2 in two parts.
