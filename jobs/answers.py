@@ -17,7 +17,7 @@ from batchgen.pipeline.source import open_source
 
 from .errors import UsageError
 from .generate import make_renderer
-from .job import Job
+from .job import Job, local_or_hub
 from .manifest import Manifest
 from .models import Models
 from .ordering import arranged
@@ -92,7 +92,7 @@ def _job_over_its_output(data: Path, model: str, manifest: Manifest) -> Job:
     return Job.load(
         path,
         {
-            "model": {"path": model, "chat_template": written.model.chat_template},
+            "model": {"path": local_or_hub(model, Path.cwd()), "chat_template": written.model.chat_template},
             "input": {"path": str(data.resolve()), "format": written.output.format},
             "generation": {"max_tokens": manifest.max_tokens[-1]},
             "output": {"path": str(data.resolve()), "prefix": written.output.prefix},

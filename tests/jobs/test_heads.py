@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,17 +33,18 @@ def written_rows(folder: Path) -> None:
 
 @pytest.mark.parametrize("form", ["arrow", "parquet", "jsonl"])
 def test_heads_are_trained_on_an_output_and_used_by_a_job(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # paths on the command line are relative to where it is given
     written_rows(tmp_path)
     plain = {"output__format": form, "generation__ignore_eos": True}
     run(job_of(tmp_path, model, **plain, engine__speculation="off"))
-    command = ["heads", str(model), str(tmp_path / "out"), str(tmp_path / "trained"), "--epochs", "2", "--heads", "2"]
+    command = ["heads", os.path.relpath(model), "out", "trained", "--epochs", "2", "--heads", "2"]
     assert invoke(command) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith("24 answers: ")
     assert [line.split(":")[0] for line in out[1:3]] == ["epoch 1", "epoch 2"]
-    assert out[-1].startswith(f"{tmp_path / 'trained'}: 2 heads, right on answers held out, by distance: ")
+    assert out[-1].startswith("trained: 2 heads, right on answers held out, by distance: ")
     speculation = {"kind": "medusa", "path": "trained"}  # relative to the job file
     run(job_of(tmp_path, model, **plain, output__path="again", engine__speculation=speculation))
     first, again = (read_quickly(tmp_path / name, form) for name in ("out", "again"))
