@@ -31,7 +31,7 @@ def resolve_sampling(job: Job, models: Models) -> tuple[Sampling, dict[str, Any]
     try:
         sampling = replace(sampling, choice_probs=job.output.choice_probs)
     except ValueError as error:
-        raise UsageError(f"{job.source}: output.{error}; set it in the job's generation") from error
+        raise UsageError(f"{job.source}: output.{error}; change generation, or leave choice_probs out") from error
     if job.run.retries and sampling.greedy:
         raise UsageError(
             f"{job.source}: run.retries: at temperature 0 every attempt gives the same answer; "

@@ -21,6 +21,7 @@ from .schema import blank, conform_batch, fits, record_batch
 _BATCH_ROWS = 4096
 _WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 _DECIMAL = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?|-?inf|nan", re.IGNORECASE)
+_BARE_RETURN = re.compile(r"\r(?!\n)")
 _TRUTH = ("true", "false")
 _TAB, _COMMA = Dialect(b"\t"), Dialect(b",")
 
@@ -156,6 +157,9 @@ def _header(reader: DelimitedReader, line: Line) -> list[str]:
     if isinstance(fields, str):
         raise InputError(f"{reader.file.name} line {line.number}: the header cannot be read: {fields}", 2)
     names = [name or "" for name in fields]
+    if any(_BARE_RETURN.search(name) for name in names):
+        problem = "the header holds a carriage return without a line feed"
+        raise InputError(f"{reader.file.name} line {line.number}: {problem}; end every line with a line feed", 2)
     if "" in names:
         raise InputError(f"{reader.file.name}: column {names.index('') + 1} of the header has no name, give it one", 2)
     return names

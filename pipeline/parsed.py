@@ -4,10 +4,14 @@ Knows schemas and texts; what has no single Arrow type is kept as JSON text.
 """
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
+
+from .text import replace_surrogates
 
 JSON_TEXT = pa.string()
 _PLAIN = {
@@ -54,17 +58,32 @@ class AnswerParser:
         self.type = _type(self._shape)
 
     def parse(self, text: str) -> Any:
-        """The value as Arrow takes it. Raises ParseError."""
+        """The value as Arrow takes it, lone surrogates replaced by U+FFFD. Raises ParseError."""
         try:
-            return _value(json.loads(text, parse_constant=_no_constant), self._shape, "")
+            read = json.loads(text, parse_constant=_no_constant, parse_int=_whole, parse_float=_fraction)
+            return _value(replace_surrogates(read)[0], self._shape, "")
         except RecursionError:
             raise ParseError("it is nested too deeply") from None
         except json.JSONDecodeError as error:
-            raise ParseError(f"it is no JSON: {error.msg} at character {error.pos}") from None
+            raise ParseError(f"it is no JSON: {error.msg.removesuffix(' at')} at character {error.pos}") from None
 
 
 def _no_constant(name: str) -> None:
     raise ParseError(f"{name} is no JSON")
+
+
+def _whole(digits: str) -> int:
+    try:
+        return int(digits)
+    except ValueError:  # Python's bound for the digits of a number
+        raise ParseError(f"{digits:.20}... has {len(digits)} digits") from None
+
+
+def _fraction(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise ParseError(f"{digits:.60} is beyond the range of a double")
+    return value
 
 
 class _Shapes:
@@ -106,8 +125,11 @@ class _Shapes:
         return _PLAIN[kind]
 
     def _target(self, reference: str) -> Any:
+        """The schema that a pointer from the root names; True, which allows anything, for names of other kinds."""
+        if not reference.startswith("#/"):
+            return self._root if reference == "#" else True
         found: Any = self._root
-        for part in reference.removeprefix("#").strip("/").split("/") if reference.strip("#/") else ():
+        for part in unquote(reference[2:]).split("/"):
             key = part.replace("~1", "/").replace("~0", "~")
             found = found[int(key)] if isinstance(found, list) else found[key]
         return found
@@ -115,6 +137,8 @@ class _Shapes:
 
 def _of_values(values: Iterable[Any]) -> Shape:
     def shape(value: Any) -> Shape:
+        if isinstance(value, int) and not _fits_int64(value):
+            return Json
         plain = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}.get(type(value))
         return Json if plain is None else _PLAIN[plain]
 
@@ -161,14 +185,25 @@ def _value(value: Any, shape: Shape, place: str) -> Any:
         return [_value(item, shape[0], f"{place}[{at}]") for at, item in enumerate(value)]
     if isinstance(shape, (dict, list)) or not _fits(value, shape):
         raise ParseError(f"{place.lstrip('.') or 'it'} is {value!r:.60}, which is no {_name(shape)}")
-    return float(value) if shape == pa.float64() else value
+    return _double(value) if shape == pa.float64() else value
+
+
+def _double(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise ParseError(f"{str(value):.20}... is beyond the range of a double") from None
+
+
+def _fits_int64(value: int) -> bool:
+    return -(2**63) <= value < 2**63
 
 
 def _fits(value: Any, kind: pa.DataType) -> bool:
     if isinstance(value, bool) or kind == pa.bool_():
         return isinstance(value, bool) and kind == pa.bool_()
     if kind == pa.int64() and isinstance(value, int):
-        return -(2**63) <= value < 2**63
+        return _fits_int64(value)
     return isinstance(value, _PYTHON.get(kind, ()))
 
 

@@ -52,7 +52,7 @@ class RemotePath:
         self._scheme = scheme
 
     def __str__(self) -> str:
-        return f"{self._scheme}://{self.key.lstrip('/')}"
+        return self.key if is_url(self.key) else f"{self._scheme}://{self.key.lstrip('/')}"
 
     def __repr__(self) -> str:
         return f"RemotePath({str(self)!r})"

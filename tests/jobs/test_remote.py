@@ -295,6 +295,15 @@ def test_a_missing_bucket_and_missing_credentials(tmp_path: Path, s3: str, monke
     fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 
+def test_a_path_is_named_as_it_is_written() -> None:
+    pytest.importorskip("aiohttp")
+    for path in ("memory://a/b", "http://127.0.0.1:9/rows.jsonl", "https://host/rows.jsonl"):
+        assert (str(place(path, Path())), str(place(path, Path()).parent / "x")) == (
+            path,
+            path.rpartition("/")[0] + "/x",
+        )
+
+
 def test_an_uninstalled_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     import fsspec
 

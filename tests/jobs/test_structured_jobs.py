@@ -222,6 +222,10 @@ def test_a_run_that_was_stopped_asks_again_as_one_that_was_not(tmp_path: Path) -
             {"output__choice_probs": True, "generation": {"choices": ["a"], "max_tokens": 5}},
             "output.choice_probs: needs temperature 0",
         ),
+        (
+            {"output__choice_probs": True, "generation": {"choices": ["a"], "temperature": 0, "logprobs": 1}},
+            "output.choice_probs: cannot stand beside logprobs; change generation, or leave choice_probs out",
+        ),
         ({"run__retries": 1, "generation": {"temperature": 0}}, "run.retries: at temperature 0 every attempt"),
     ],
 )

@@ -122,6 +122,7 @@ def test_a_five_megabyte_field_in_small_blocks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
+        ("a,b\r1,2\r3,4\r", "line 1: the header holds a carriage return without a line feed"),
         ("a,,b\n1,2,3\n", "column 2 of the header has no name"),
         ("a,a\n1,2\n", "holds the column 'a' twice"),
         ('a,"b\n1,2\n', "line 1: the header cannot be read"),

@@ -32,6 +32,11 @@ TYPES = [
     ({"anyOf": [{"type": "null"}, ITEM]}, pa.struct([("k", pa.float64())])),
     ({"anyOf": [{"type": "string"}, ITEM]}, pa.string()),
     ({"$ref": "#/$defs/a~1b", "$defs": {"a/b": ITEM}}, pa.struct([("k", pa.float64())])),
+    ({"$ref": "#/$defs/a%20b", "$defs": {"a b": ITEM}}, pa.struct([("k", pa.float64())])),
+    ({"$id": "http://x/y", "$ref": "http://x/y#/$defs/a", "$defs": {"a": ITEM}}, pa.string()),
+    ({"$ref": "#here", "$defs": {"a": {"$anchor": "here", **ITEM}}}, pa.string()),
+    ({"const": 10**30}, pa.string()),
+    ({"enum": [1, 2**63]}, pa.string()),
     ({"allOf": [ITEM]}, pa.struct([("k", pa.float64())])),
     ({"allOf": [ITEM, ITEM]}, pa.string()),
     ({"$ref": "#/$defs/t", "$defs": {"t": {"type": "array", "items": {"$ref": "#/$defs/t"}}}}, pa.list_(pa.string())),
@@ -71,6 +76,10 @@ PERSON = AnswerParser(
     [
         ('{"name":"A","age":3,"size":1,"tags":["x"],"any":[1,null]}', ["A", 3, 1.0, ["x"], "[1, null]"]),
         ('{"name":null,"more":1}', [None, None, None, None, "null"]),
+        (
+            '{"name":"a\\udc00","any":{"\\ud800":"\\ud83d\\ude00"}}',
+            ["a\ufffd", None, None, None, '{"\ufffd": "\U0001f600"}'],
+        ),
     ],
 )
 def test_values_go_into_arrow(text, value):
@@ -89,6 +98,11 @@ def test_values_go_into_arrow(text, value):
         ('{"age":99999999999999999999}', "which is no int64"),
         ('{"tags":["a",1]}', r"tags\[1\] is 1, which is no string"),
         ('{"size":NaN}', "NaN is no JSON"),
+        ('{"name":"x', "it is no JSON: Unterminated string starting at character 8"),
+        ('{"size":1e999}', "1e999 is beyond the range of a double"),
+        ('{"any":[-1e999]}', "-1e999 is beyond the range of a double"),
+        (f'{{"size":1{"0" * 400}}}', r"10000000000000000000\.\.\. is beyond the range of a double"),
+        (f'{{"age":1{"0" * 5000}}}', r"10000000000000000000\.\.\. has 5001 digits"),
         ("[1]", r"it is \[1\], which is no object"),
         ("[" * 100_000, "nested too deeply"),
     ],
