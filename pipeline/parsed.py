@@ -192,7 +192,7 @@ def _double(value: float) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise ParseError(f"{str(value):.20}... is beyond the range of a double") from None
+        raise ParseError(f"{value!s:.20}... is beyond the range of a double") from None
 
 
 def _fits_int64(value: int) -> bool:
