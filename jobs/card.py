@@ -105,7 +105,7 @@ def _section(layout: HubLayout, manifest: Manifest, document: Mapping[str, Any],
     yield f"| rows | {counts['rows']:,} ({outcomes}) |"
     yield f"| prompt tokens | {tokens.get('prompt_tokens', 0):,} ({manifest.reuse:.0%} reused) |"
     yield f"| output tokens | {tokens.get('completion_tokens', 0):,} |\n"
-    yield f"## Prompt\n\n{_fenced(_prompt(document), 'yaml')}\n"
+    yield f"## {'Steps' if document.get('steps') else 'Prompt'}\n\n{_fenced(_prompt(document), 'yaml')}\n"
     yield f"## Sampling\n\n{_fenced(_yaml(_sampling(manifest, document)), 'yaml')}\n"
     if examples:
         lines = json.dumps(examples, indent=2, ensure_ascii=False, default=str)
@@ -129,7 +129,7 @@ def _facts(manifest: Manifest, document: Mapping[str, Any]) -> Iterator[tuple[st
 
 
 def _prompt(document: Mapping[str, Any]) -> str:
-    return _yaml(document.get("prompt") or {"prompt": "in the lines of an OpenAI batch file"})
+    return _yaml(document.get("prompt") or document.get("steps") or {"prompt": "in the lines of an OpenAI batch file"})
 
 
 def _sampling(manifest: Manifest, document: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,8 +28,10 @@ from .fingerprint import identity_of, identity_without_model
 from .job import Job, is_local, local_or_hub
 from .manifest import Manifest
 from .models import Models
-from .output import SIDECAR, require_output_directory, require_same_job
+from .names import SIDECAR
+from .output import require_output_directory
 from .resolved import chat_template, resolve_sampling
+from .same_job import require_same_job
 
 T = TypeVar("T")
 
@@ -38,22 +40,32 @@ def check_job(job: Job, models: Models | None = None) -> list[str]:
     """Lines that sum the job up, when all is well. Raises JobError or InputError for the first thing that is not."""
     models = models or Models()
     check_files(job)
-    stored = Manifest.load(job.output_path / SIDECAR / "manifest.json")
+    chain = job.chain
+    stored = Manifest.load(chain[0].output_path / SIDECAR / "manifest.json")
     schema = sample_schema(job.input, job.base, stored and stored.schema)
-    check_columns(job, schema)
-    if not all(is_plain(schema.field(name).type) for name in carried_columns(job, schema)):
-        require_writable_columns(job, schema)
-    context = check_model(job, models) if is_local(job.model.path, job.base) else None
-    if stored is not None:
-        check_output(job, models, stored)
+    seen = check_chain(job, schema)
+    if not all(is_plain(seen.field(name).type) for name in carried_columns(chain[-1], seen)):
+        require_writable_columns(chain[-1], seen)
+    local = is_local(job.model.path, job.base)
+    context = min(check_model(step, models) for step in chain) if local else None
+    check_output(job, models)
     length = f"context {context} tokens" if context else "not looked at: it comes from the Hub"
     return [
         f"{job.source}: ok",
         f"model: {job.model.path} ({length})",
         f"columns: {', '.join(schema.names)}",
-        f"prompt uses: {', '.join(sorted(template_columns(job.prompt))) or 'no column'}",
+        *(f"{_prompt_of(step)} uses: {_columns_of(step)}" for step in chain),
         f"output: {job.output_path} ({job.output.format})",
     ]
+
+
+def _prompt_of(job: Job) -> str:
+    return "prompt" if job.step is None else str(job.step)
+
+
+def _columns_of(job: Job) -> str:
+    used = ", ".join(sorted(template_columns(job.prompt))) or "no column"
+    return used if job.step is None else f"{used}; adds {', '.join(result_columns(job).names)}"
 
 
 def check_files(job: Job) -> None:
@@ -98,6 +110,16 @@ def _matches(parts: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
     return fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
 
 
+def check_chain(job: Job, schema: pa.Schema) -> pa.Schema:
+    """Checks the columns of each step, given the input's and those of the steps before; what the last one sees."""
+    chain = job.chain
+    for number, step in enumerate(chain, 1):
+        check_columns(step, schema)
+        if number < len(chain):
+            schema = pa.schema([*schema, *result_columns(step)], schema.metadata)
+    return schema
+
+
 def check_columns(job: Job, schema: pa.Schema) -> None:
     """Columns that templates, per_row and output name must be there, and results need names of their own."""
     used = _named(job, lambda: template_columns(job.prompt))
@@ -111,11 +133,10 @@ def check_columns(job: Job, schema: pa.Schema) -> None:
     if job.output.format == "openai":  # its lines have no columns
         return
     results = result_columns(job)
-    for name in carried:
+    for name in carried if job.step is None else schema.names:
         if name in results.names:
-            raise UsageError(
-                f"{job.source}: output: the input has a column {name!r} and so has the result; set output.prefix"
-            )
+            cure = "set output.prefix" if job.step is None else "give the step another prefix"
+            raise UsageError(f"{job.source}: output: the input has a column {name!r} and so has the result; {cure}")
 
 
 def check_model(job: Job, models: Models) -> int:
@@ -130,18 +151,26 @@ def check_model(job: Job, models: Models) -> int:
     return context
 
 
-def check_output(job: Job, models: Models, stored: Manifest) -> None:
-    """The job that an output belongs to must be this one."""
-    local = is_local(job.model.path, job.base)
-    identity = identity_of(job, models) if local else identity_without_model(job, stored.identity)
-    require_same_job(job, identity, stored)
+def check_output(job: Job, models: Models) -> None:
+    """The job that an output belongs to, if it belongs to one, must be this one."""
+    local, claims = is_local(job.model.path, job.base), []
+    for step in job.chain:
+        stored = Manifest.load(step.output_path / SIDECAR / "manifest.json")
+        if stored is not None:
+            identity = identity_of(step, models) if local else identity_without_model(step, stored.identity)
+            claims.append((step, identity, stored))
+    if claims:
+        require_same_job(claims)
 
 
 def carried_columns(job: Job, schema: pa.Schema) -> list[str]:
     """Names of the input columns that the output carries along, in its order."""
     if job.output.format == "openai":
         return identifying_columns(job)
-    return list(schema.names) if job.output.columns == "all" else list(job.output.columns)
+    if job.output.columns == "all":
+        return list(schema.names)
+    earlier = job.earlier if job.step is not None and job.step.is_last else ()  # the other steps keep answers alone
+    return [*job.output.columns, *(name for step in earlier for name in result_columns(step).names)]
 
 
 def require_writable_columns(job: Job, schema: pa.Schema) -> None:
@@ -156,7 +185,12 @@ def require_writable_columns(job: Job, schema: pa.Schema) -> None:
 
 
 def relevant_columns(job: Job) -> frozenset[str] | None:
-    """The columns whose values the job needs; None when it carries all of them along."""
+    """The columns whose values the job needs in any of its steps; None when it carries all of them along."""
+    needed = [_relevant(step) for step in job.chain]
+    return None if None in needed else frozenset().union(*filter(None, needed))
+
+
+def _relevant(job: Job) -> frozenset[str] | None:
     carried = identifying_columns(job) if job.output.format == "openai" else job.output.columns
     if carried == "all":
         return None

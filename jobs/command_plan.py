@@ -46,6 +46,8 @@ def _figures(planner: Planner, advice: list[Advice], estimated: Estimate) -> dic
         for group in found.groups
     ]  # fmt: skip
     return {
+        "step": None if planner.job.step is None else planner.job.step.name,
+        "later_steps": [step.step.name for step in planner.later if step.step is not None],
         "rows": planner.source.num_rows,
         "failing": dict(planner.errors),
         "skipped": dict(planner.skipped),
@@ -87,6 +89,8 @@ def _lines(planner: Planner, advice: list[Advice], estimated: Estimate) -> Itera
     reasons = f" ({codes})" if codes else ""
     policies = ", ".join(f"{count} by prompt.{policy}" for policy, count in planner.skipped.most_common())
     skipped = f"{planner.skipped.total()} skipped by policy{f' ({policies})' if policies else ''}"
+    if planner.job.step is not None:
+        yield f"{planner.job.step}: the plan is that of this step"
     yield f"rows: {planner.source.num_rows}; {failing} will fail{reasons}; {skipped}"
     yield f"prompt tokens: {found.tokens}, longest prompt {found.longest}, context {planner.context}"
     yield "prompt lengths in tokens:"
@@ -110,6 +114,12 @@ def _lines(planner: Planner, advice: list[Advice], estimated: Estimate) -> Itera
         yield planner.arrangement.describe()
     yield from (f"advice: {line}" for line in in_words(advice, found.tokens))
     yield f"estimated time: {duration(estimated.seconds)} ({estimated.basis})"
+    for step in planner.later:
+        yield f"{step.step}: its prompts depend on answers; at most {_most_tokens(step)} answer tokens a row"
+
+
+def _most_tokens(job: Job) -> int:
+    return job.generation.max_tokens * job.generation.n
 
 
 def excerpt(text: str) -> str:

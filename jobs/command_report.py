@@ -60,6 +60,7 @@ def render(findings: Findings) -> str:
         tiles=list(_tiles(findings)),
         charts=[_shown(chart) for chart in charts],
         sections=[
+            *_steps(findings),
             _failures(findings),
             _groups(findings.manifest),
             _expensive(findings),
@@ -120,6 +121,23 @@ def _cost_tiles(cost: dict[str, float] | None) -> Iterator[dict[str, Any]]:
 
 def _tile(name: str, value: str, bad: bool = False) -> dict[str, Any]:
     return {"name": name, "value": value, "bad": bad}
+
+
+def _steps(findings: Findings) -> Iterator[dict[str, Any]]:
+    """What became of the rows in each step; everything else on the page is about the last one."""
+    if findings.status.steps:
+        shown = ("stop", "length", "error", "skipped")
+        yield {
+            "title": "Steps (everything else here is about the last one)",
+            "names": ["step", "rows done", *shown, "prompt tokens", "answer tokens"],
+            "numbers": list(range(1, 8)),
+            "rows": [
+                [step.name, f"{step.done:,}", *(f"{step.counts[name]:,}" for name in shown),
+                 f"{step.tokens['prompt_tokens']:,}", f"{step.tokens['completion_tokens']:,}"]
+                for step in findings.status.steps
+            ],
+            "nothing": "",
+        }  # fmt: skip
 
 
 def _failures(findings: Findings) -> dict[str, Any]:

@@ -51,6 +51,8 @@ def _identity(job: Job, model: dict[str, Any], sampling: dict[str, Any]) -> Iden
         "prompt": job.prompt.model_dump(mode="json"),
         "generation": generation,
     }
+    if job.step is not None:
+        identity["step"] = {"name": job.step.name, "after": job.step.earlier}
     plain: Identity = json.loads(json.dumps(identity))
     return plain
 

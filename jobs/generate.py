@@ -29,7 +29,7 @@ from .errors import UsageError
 from .finish import journal_schema
 from .formats import Work, first_prompts, settle_formats, with_formats
 from .job import Job
-from .models import LoadedModel, Models
+from .models import LoadedModel, LoadedOnce, Models
 from .ordering import arranged
 from .outcomes import SKIPPED, codes_of
 from .output import Output
@@ -70,12 +70,12 @@ class Generation:
         self._log_pause = _LOG_SECONDS[0]
         self._next_log = time.monotonic() + self._log_pause
 
-    def load(self) -> None:
-        """Loads the model, and stores in the manifest what this run resolved to."""
+    def load(self, loaded: LoadedOnce) -> None:
+        """Loads the model unless it is there, and stores in the manifest what this run resolved to."""
         work = Work(self._source.num_rows, self.sampling.max_tokens * self.sampling.n)
         stored = self._output.manifest.formats
         self.formats = settle_formats(self._job, self._models, stored, self._first_prompts, work)
-        self.engine = self._models.engine(with_formats(self._job, self.formats))
+        self.engine = loaded.engine(with_formats(self._job, self.formats))
         eos_ids, results = self.engine.bounds.eos_ids, result_columns(self._job)
         text = self.engine.tokenizer
         self.encoder = ResultEncoder(text, self.sampling, eos_ids, results=results, parser=self._job.parser())
@@ -99,7 +99,7 @@ class Generation:
 
     def run(self, todo: NDArray[np.bool_], displays: Sequence[Display], stopping: Callable[[], bool]) -> None:
         """Asks every row where `todo` is true until `stopping`. What has finished when this ends is journaled."""
-        self._meter = Meter(int(todo.sum()))
+        self._meter = Meter(int(todo.sum()), self.engine.statistics)
         self._groups = PrefixGroups()
         with ExitStack() as stack:
             writer = JournalWriter(self._output.journal, self._job.run.checkpoint_seconds)

@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, ValidationInfo, field_validator, model_validator
 
@@ -20,6 +20,8 @@ from .document import expand_variables, override, read_document
 from .errors import UsageError
 from .explain import explain
 from .hook import is_url
+from .names import SIDECAR
+from .steps import StepPlace, StepSettings, named, take_prompts_from_steps
 from .times import parse_deadline
 
 _PERCENT = re.compile(r"\d+(\.\d+)?%")
@@ -86,7 +88,7 @@ class RunSettings(Section):
 
 
 def _prompt_is_optional(schema: dict[str, Any]) -> None:
-    """For editors: the lines of an OpenAI batch file bring their prompts."""
+    """For editors: steps have their own, and so have the lines of an OpenAI batch file."""
     schema["required"].remove("prompt")
 
 
@@ -104,13 +106,20 @@ class Job(Section):
     input: InputSettings
     prompt: PromptSettings
     generation: GenerationSettings = GenerationSettings()
+    steps: Annotated[tuple[StepSettings, ...], Field(strict=False)] = Field(
+        (),
+        description="instead of prompt: prompts asked one after another over the same rows; each step has its own "
+        "result columns, which later templates see; generation is the default of every step",
+    )
     output: OutputSettings
     engine: EngineSettings = EngineSettings()
     run: RunSettings = RunSettings()
 
     @model_validator(mode="before")
     @classmethod
-    def _requests_need_no_prompt(cls, document: Any) -> Any:
+    def _some_need_no_prompt(cls, document: Any) -> Any:
+        if isinstance(document, Mapping) and document.get("steps"):
+            return take_prompts_from_steps(document)
         if not isinstance(document, Mapping) or "prompt" in document:
             return document
         section = document.get("input")
@@ -127,9 +136,18 @@ class Job(Section):
         try:
             return RequestPrompts.model_validate(dict(value))
         except ValidationError as error:
-            first = error.errors()[0]
-            reason = first["msg"].removeprefix("Value error, ")
-            raise ValueError(": ".join([*map(str, first["loc"]), reason])) from error
+            raise ValueError(in_one_line(error)) from error
+
+    @field_validator("steps")
+    @classmethod
+    def _steps_have_names(cls, value: tuple[StepSettings, ...]) -> tuple[StepSettings, ...]:
+        return named(value)
+
+    @model_validator(mode="after")
+    def _steps_are_jobs(self) -> Self:
+        for step in range(len(self.steps)):
+            self._job_of(step)
+        return self
 
     @model_validator(mode="after")
     def _requests_bring_their_parameters(self) -> Self:
@@ -165,6 +183,8 @@ class Job(Section):
     _base: Path = PrivateAttr(default_factory=Path.cwd)
     _source: str = PrivateAttr(default="job")
     _document: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _step: StepPlace | None = PrivateAttr(default=None)
+    _earlier: "tuple[Job, ...]" = PrivateAttr(default=())
 
     @classmethod
     def load(cls, path: str | Path, overrides: Mapping[str, Any] | None = None) -> Self:
@@ -182,6 +202,50 @@ class Job(Section):
     def with_limit(self, limit: int) -> Self:
         """The same job over the first `limit` rows of its input."""
         return self.model_copy(update={"input": self.input.model_copy(update={"limit": limit})})
+
+    @property
+    def chain(self) -> "tuple[Job, ...]":
+        """The jobs of the steps in their order; the last one writes the output. A job without steps is its only one."""
+        if not self.steps or self._step is not None:
+            return (self,)
+        jobs: list[Job] = []
+        for step in range(len(self.steps)):
+            job = self._job_of(step)
+            job._earlier = tuple(jobs)
+            jobs.append(job)
+        return tuple(jobs)
+
+    @property
+    def earlier(self) -> "tuple[Job, ...]":
+        """The jobs of the steps before this one."""
+        return self._earlier
+
+    @property
+    def step(self) -> StepPlace | None:
+        """Which step of a job this one is; None for a job of its own."""
+        return self._step
+
+    def _job_of(self, index: int) -> "Job":
+        """A step as a job of its own. Raises ValueError starting with the step's place."""
+        step, names = self.steps[index], tuple(str(step.name) for step in self.steps)
+        where = StepPlace(names[index], index + 1, len(names), names[:index])
+        try:
+            generation = GenerationSettings.model_validate(step.merged(self.generation))
+            sections = {"prompt": step.prompt, "generation": generation, "output": self._output_of(step, where)}
+            own = {key: getattr(self, key) for key in ("name", "model", "input", "engine", "run")}
+            job = type(self).model_validate({**own, **sections}).model_copy(update={"steps": self.steps})
+        except ValidationError as error:
+            raise ValueError(f"steps[{index}]: {in_one_line(error)}") from error
+        job._base, job._document, job._step = self._base, self._document, where
+        job._source = f"{self._source}: {where}"
+        return job
+
+    def _output_of(self, step: StepSettings, where: StepPlace) -> OutputSettings:
+        columns = {key: getattr(step, key) for key in ("prefix", "parse", "choice_probs")}
+        if where.is_last:
+            return self.output.model_copy(update=columns)
+        path = f"{self.output.path.rstrip('/')}/{SIDECAR}/{where.directory}"
+        return OutputSettings(path=path, columns=(), shard_rows=self.output.shard_rows, **columns)
 
     @property
     def base(self) -> Path:
@@ -222,6 +286,12 @@ class Job(Section):
         values = chosen.model_dump()
         key = "model" if "model" in values else "path"
         return {**values, key: values[key] if values[key] == SELF else local_or_hub(values[key], self._base)}
+
+
+def in_one_line(error: ValidationError) -> str:
+    """The first thing that is wrong, and its place."""
+    first = error.errors()[0]
+    return ": ".join([*map(str, first["loc"]), first["msg"].removeprefix("Value error, ")])
 
 
 def local_or_hub(path: str, base: Path) -> str:

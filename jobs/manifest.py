@@ -26,6 +26,8 @@ class Manifest:
     `published`: there are final files, and positions below `final_rows` are in them or skipped. Journal segments up
     to number `published_segment` say nothing about those positions any more. `input_schema`: the types of the input's
     columns as settled, an Arrow schema in base64. `prompt_order`: what `prompt.reorder` chose, for all runs of the job.
+    Of a job with steps this is the last one; `steps` has counts and tokens of those before it, and `beside` says which
+    publications of theirs stand beside its rows in the final files. `publications` counts its own.
     """
 
     job: str
@@ -48,6 +50,9 @@ class Manifest:
     prompt_order: dict[str, Any] | None = None
     replaced_surrogates: int = 0
     published: bool = False
+    publications: int = 0
+    beside: list[str] = field(default_factory=list)
+    steps: list[dict[str, Any]] = field(default_factory=list)
     final_rows: int = 0
     published_segment: int = 0
     counts: dict[str, int] = field(default_factory=dict)
@@ -99,6 +104,17 @@ class Manifest:
         return (
             None if self.input_schema is None else pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self.input_schema)))
         )
+
+    @property
+    def publication(self) -> str:
+        """What tells these final files from earlier and later ones."""
+        return f"{self.created} {self.publications}"
+
+    @property
+    def step_name(self) -> str | None:
+        """Of a job with steps: which one this is."""
+        step = self.identity.get("step")
+        return None if step is None else str(step["name"])
 
     def remember_files(self, identities: list[FileIdentity]) -> None:
         self.input = [asdict(item) for item in identities]

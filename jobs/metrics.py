@@ -32,10 +32,11 @@ class MetricsFile:
 
     seconds = 10.0
 
-    def __init__(self, path: AnyPath, job: str, log: EventLog) -> None:
+    def __init__(self, path: AnyPath, job: str, log: EventLog, step: str | None = None) -> None:
         self._path = path
         self._log = log
         self._job = job.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+        self._step = "" if step is None else f',step="{step}"'
         self._last: Snapshot | None = None
 
     def show(self, snapshot: Snapshot) -> None:
@@ -73,14 +74,16 @@ class MetricsFile:
                 yield self._sample(name, plain[name])
 
     def _sample(self, name: str, value: float, labels: str = "") -> str:
-        return f'batchgen_{name}{{job="{self._job}"{labels}}} {value:.10g}\n'
+        return f'batchgen_{name}{{job="{self._job}"{self._step}{labels}}} {value:.10g}\n'
 
 
 def open_metrics(job: Job, log: EventLog) -> list[MetricsFile]:
     """The display of `run.metrics_file`, if there is one. Raises UsageError when the file cannot be written."""
     if job.run.metrics_file is None:
         return []
-    metrics = MetricsFile(place(job.run.metrics_file, job.base), job.name, log)
+    metrics = MetricsFile(
+        place(job.run.metrics_file, job.base), job.name, log, None if job.step is None else job.step.name
+    )
     try:
         metrics.write(Snapshot(0, 0, 0.0, 0, 0, 0, 0, 0.0), running=1)
     except OSError as error:

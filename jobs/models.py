@@ -37,6 +37,27 @@ class LoadedModel(Protocol):
         ...
 
 
+class LoadedOnce:
+    """The engine of a job's steps: loaded when the first of them needs it, and anew only for other number formats."""
+
+    def __init__(self, models: "Models") -> None:
+        self._models = models
+        self._wanted: tuple[Any, Any] | None = None
+        self._engine: LoadedModel | None = None
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._engine is not None
+
+    def engine(self, job: Job) -> LoadedModel:
+        """Raises ModelError."""
+        wanted = job.model, job.engine
+        if self._engine is None or wanted != self._wanted:
+            self._engine = None  # two at once may not fit
+            self._engine, self._wanted = self._models.engine(job), wanted
+        return self._engine
+
+
 class Models:
     """The models of this installation."""
 

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import yaml
 from numpy.typing import NDArray
 
@@ -19,20 +20,25 @@ from batchgen.pipeline.place import AnyPath
 from batchgen.pipeline.rows import Source
 from batchgen.pipeline.storage import remove_tree, storage_of
 
+from .columns import result_columns
 from .commit import STAGING, finish_commit, is_committing
 from .errors import JobError, UsageError
 from .failure import explain_failure
 from .files import remove_asides, write_aside
 from .finals import read_final_outcomes, visible_files
-from .fingerprint import Identity, differences, fingerprint, layout_of
+from .fingerprint import Identity, fingerprint, layout_of
+from .finish import journal_schema
 from .job import Job
 from .journal import Journal
 from .lock import Lock
 from .log import open_log
 from .manifest import Manifest
-from .outcomes import LENGTH, OPEN, SKIPPED, Outcomes
+from .names import READ, SIDECAR
+from .outcomes import OPEN, SKIPPED, Outcomes
+from .same_job import require_same_job
+from .steps import STEPS
 
-SIDECAR = "__batchgen__"
+__all__ = ["SIDECAR", "Output", "open_outputs", "recover_outcomes", "require_output_directory"]
 
 
 class Output:
@@ -48,6 +54,7 @@ class Output:
         self.outcomes = Outcomes(0)
         self.standing = self.outcomes.codes  # outcomes of the rows in the final files, OPEN elsewhere
         self.manifest = _new_manifest(job, {})
+        self.beside: list[str] = []  # publications of earlier steps whose answers stand beside this one's
         self.host_wait_seconds = 0.0  # of this run: the engine waited for rows
         self._attached = False
         self._unpublished = False
@@ -56,13 +63,15 @@ class Output:
 
     def claim(self, identity: Identity, retry: tuple[int, ...] = ()) -> None:
         """Makes the output this job's, or finds that it is. Raises UsageError listing what differs otherwise."""
+        self.sidecar.mkdir(parents=True, exist_ok=True)
         stored = Manifest.load(self.sidecar / "manifest.json")
         if stored is None:
             self._clear()
             self.manifest = _new_manifest(self.job, identity)
         else:
-            require_same_job(self.job, identity, stored, retry)
+            require_same_job([(self.job, identity, stored)], retry)
             self.manifest = replace(stored, layout=layout_of(self.job))
+            self.beside = stored.beside
             _accept_max_tokens(self.job, self.manifest)
         with write_aside(self.sidecar / "job.yaml") as file:
             file.write(yaml.safe_dump(self.job.document, sort_keys=False, allow_unicode=True).encode())
@@ -94,6 +103,11 @@ class Output:
         unknown = unknown[self.outcomes.codes[unknown] == OPEN]
         self.outcomes.record(unknown, np.full(len(unknown), SKIPPED, np.int8))
 
+    def begin(self) -> None:
+        """Counts the time from here, for a step whose turn has come; the output itself counts the whole run."""
+        if self.job.step is not None and not self.job.step.is_last:
+            self._began = time.monotonic()
+
     def save(self) -> None:
         """Stores the manifest, if the lock is still ours."""
         self.require_lock()
@@ -109,6 +123,15 @@ class Output:
         for name, value in sections.items():
             setattr(self.manifest, name, value)
         self.save()
+
+    def note(self, positions: NDArray[np.int64], codes: NDArray[np.int8]) -> None:
+        """Journals outcomes that have no answer: OPEN for rows to be asked again, SKIPPED. On disk on return."""
+        if positions.size:
+            results = result_columns(self.job)
+            nothing = [pa.nulls(len(positions), item.type) for item in results]
+            columns = [pa.array(positions), pa.array(codes), *nothing]
+            self.journal.append(pa.Table.from_arrays(columns, schema=journal_schema(results)))
+            self.outcomes.record(positions, codes)
 
     def settle(self, state: str, **values: Any) -> None:
         """Notes how the run ended, in the log, and in the manifest unless it tells the truth without that.
@@ -154,7 +177,7 @@ class Output:
     @property
     def is_settled(self) -> bool:
         """Everything known stands in the final files."""
-        known = self._unpublished or self.journal.has_grown
+        known = self._unpublished or self.journal.has_grown or self.manifest.beside != self.beside
         return self.manifest.published and self.manifest.final_rows >= len(self.outcomes.codes) and not known
 
     @property
@@ -171,30 +194,35 @@ class Output:
         """Removes what an earlier job left: the manifest first, so that a kill in between leaves no half truth."""
         (self.sidecar / "manifest.json").unlink(missing_ok=True)
         self.journal.clear()
+        remove_tree(self.sidecar / STEPS)
         remove_tree(self.sidecar / STAGING)
+        (self.sidecar / READ).unlink(missing_ok=True)
         (self.sidecar / "commit.json").unlink(missing_ok=True)
         for path in reversed(visible_files(self.path)):  # what makes an Arrow output a data set goes first
             path.unlink()
 
 
 @contextmanager
-def open_output(job: Job, fresh: bool = False) -> Iterator[Output]:
-    """Creates or opens the output and holds its lock. `fresh` throws away what an earlier run left there.
+def open_outputs(job: Job, fresh: bool = False) -> Iterator[list[Output]]:
+    """Creates or opens the output and holds its lock; of a job with steps those of every step, the output itself last.
 
+    `fresh` throws away what an earlier run left there.
     Raises OutputBusyError when another live run holds it, UsageError when the directory is not an output.
     """
     path = job.output_path
     require_output_directory(path)
     (path / SIDECAR).mkdir(parents=True, exist_ok=True)
     with Lock(path / SIDECAR / "lock.json") as lock:
-        output = Output(job, lock)
+        outputs = [Output(step, lock) for step in job.chain]
         if fresh:
-            output._clear()
-        finish_commit(path, path / SIDECAR)
+            outputs[-1]._clear()
+        for output in outputs:
+            finish_commit(output.path, output.sidecar)
         try:
-            yield output
+            yield outputs
         finally:
-            shutil.rmtree(output.scratch, ignore_errors=True)
+            for output in outputs:
+                shutil.rmtree(output.scratch, ignore_errors=True)
 
 
 def recover_outcomes(
@@ -231,36 +259,6 @@ def require_output_directory(path: AnyPath) -> None:
         raise UsageError(f"{path}: holds files that batchgen did not write; choose another output.path")
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path}: is a file; output.path must be a directory")
-
-
-def require_same_job(job: Job, identity: Identity, stored: Manifest, retry: tuple[int, ...] = ()) -> None:
-    """Raises UsageError listing what differs between the job and the one that owns the output."""
-    found = differences(stored.identity, identity)
-    found += differences(_binding_layout(stored.layout, stored), _binding_layout(layout_of(job), stored))
-    found += _max_tokens_difference(job, stored, retry)
-    if found:
-        raise UsageError(
-            f"{job.output_path}: belongs to a different job ({'; '.join(found)}); "
-            "use another output.path, or --fresh to throw it away"
-        )
-
-
-def _binding_layout(layout: dict[str, Any], stored: Manifest) -> dict[str, Any]:
-    """The part of a layout that must stay: all once final files exist, before that what the journal depends on."""
-    if stored.published:
-        return layout
-    return {
-        **layout,
-        "output": {key: value for key, value in layout["output"].items() if key not in ("format", "columns")},
-    }
-
-
-def _max_tokens_difference(job: Job, stored: Manifest, retry: tuple[int, ...]) -> list[str]:
-    wanted = job.generation.max_tokens
-    raised = LENGTH in retry and wanted > max(stored.max_tokens)
-    if wanted in stored.max_tokens or raised:
-        return []
-    return [f"generation.max_tokens: was {stored.max_tokens[-1]}, is {wanted} (--retry length may raise it)"]
 
 
 def _accept_max_tokens(job: Job, manifest: Manifest) -> None:

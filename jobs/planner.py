@@ -19,7 +19,7 @@ from batchgen.pipeline.store import WindowWriter
 from batchgen.pipeline.windows import planners
 
 from .analysis import PromptStatistics
-from .check import check_columns, check_files, check_model
+from .check import check_chain, check_files, check_model
 from .generate import make_renderer
 from .job import Job
 from .models import Models
@@ -30,14 +30,18 @@ _SAMPLE_ROWS, _SAMPLE_TOKENS = 4_000, 1_000_000
 
 
 class Planner:
-    """Reads a job's input once and keeps only counts."""
+    """Reads a job's input once and keeps only counts; of a job with steps, those of the first.
+
+    `later` are the jobs of the other steps, whose prompts depend on answers.
+    """
 
     def __init__(self, job: Job, models: Models) -> None:
         check_files(job)
-        self.job = job
-        self.context = check_model(job, models)
+        self.later = job.chain[1:]
+        self.context = min(check_model(step, models) for step in job.chain)
         self.source = open_source(job.input, job.base)
-        check_columns(job, self.source.schema)
+        check_chain(job, self.source.schema)
+        self.job = job = job.chain[0]
         self.sampling, self.origins = resolve_sampling(job, models)
         self.tokenizer = models.tokenizer(job)
         self._models = models

@@ -14,6 +14,8 @@ from typing import Any, Protocol, Self, TextIO
 
 from tqdm import tqdm
 
+from .steps import StepPlace
+
 _BAR_SECONDS, _LINE_SECONDS = 0.5, 30.0
 _COUNTERS = ("computed_prompt_tokens", "cached_prompt_tokens", "output_tokens", "host_wait_seconds")
 _SPECULATION = ("steps", "drafted_steps", "drafted_tokens", "accepted_tokens")
@@ -65,14 +67,16 @@ class Snapshot:
 class Meter:
     """Counts what the engine has done so far over all its runs of this job."""
 
-    def __init__(self, rows_total: int) -> None:
+    def __init__(self, rows_total: int, statistics: Any = None) -> None:
+        """`statistics` are the engine's so far: what it has done for others does not count."""
         self._rows_total = rows_total
         self._rows_done = 0
         self._prompt_done = 0
         self._output_done = 0
         self._began = time.monotonic()
-        self._earlier: dict[str, Any] = dict.fromkeys((*_COUNTERS, *_SPECULATION), 0)
-        self._statistics: Any = None
+        names = (*_COUNTERS, *_SPECULATION)
+        self._earlier: dict[str, Any] = {name: -getattr(statistics, name, 0) for name in names}
+        self._statistics: Any = statistics
 
     def finished(self, rows: int, prompt_tokens: int, output_tokens: int) -> None:
         """Rows of this run that have an outcome now, and the tokens in them."""
@@ -155,8 +159,8 @@ class Bar:
 
     seconds = _BAR_SECONDS
 
-    def __init__(self, stream: TextIO) -> None:
-        self._bar = tqdm(total=None, unit="tok", unit_scale=True, file=stream, dynamic_ncols=True)
+    def __init__(self, stream: TextIO, label: str | None = None) -> None:
+        self._bar = tqdm(total=None, desc=label, unit="tok", unit_scale=True, file=stream, dynamic_ncols=True)
 
     def show(self, snapshot: Snapshot) -> None:
         self._bar.total = max(snapshot.tokens_total, 1)
@@ -172,7 +176,8 @@ class Lines:
 
     seconds = _LINE_SECONDS
 
-    def __init__(self, stream: TextIO, as_json: bool) -> None:
+    def __init__(self, stream: TextIO, as_json: bool, label: str | None = None) -> None:
+        self._label = label
         self._stream = stream
         self._as_json = as_json
 
@@ -187,11 +192,13 @@ class Lines:
         left = snapshot.seconds_left
         if self._as_json:
             rates = {name: round(value, 4) for name, value in snapshot.rates.items()}
-            values = {"event": "progress", "rows": snapshot.rows_done, "rows_total": snapshot.rows_total}
+            step = {} if self._label is None else {"step": self._label}
+            values = {"event": "progress", **step, "rows": snapshot.rows_done, "rows_total": snapshot.rows_total}
             seconds_left = None if left is None else round(left)
             tokens = {"tokens": snapshot.tokens, "tokens_total": snapshot.tokens_total}
             return json.dumps({**values, **tokens, **rates, "seconds_left": seconds_left})
-        return f"{_figures(snapshot)}, {'just begun' if left is None else f'about {left:.0f} s left'}"
+        label = "" if self._label is None else f"{self._label}: "
+        return f"{label}{_figures(snapshot)}, {'just begun' if left is None else f'about {left:.0f} s left'}"
 
 
 def _figures(snapshot: Snapshot) -> str:
@@ -216,9 +223,14 @@ class Silence:
         """Nothing is held open."""
 
 
-def choose_display(quiet: bool, log_format: str, stream: TextIO | None = None) -> Display:
-    """A bar on a terminal, lines elsewhere or when JSON is asked for, silence when quiet."""
+def choose_display(
+    quiet: bool, log_format: str, stream: TextIO | None = None, step: StepPlace | None = None
+) -> Display:
+    """A bar on a terminal, lines elsewhere or when JSON is asked for, silence when quiet. Of a step it tells which."""
+    label = None if step is None else str(step)
     stream = stream or sys.stderr
     if quiet:
         return Silence()
-    return Bar(stream) if stream.isatty() and log_format == "text" else Lines(stream, log_format == "json")
+    return (
+        Bar(stream, label) if stream.isatty() and log_format == "text" else Lines(stream, log_format == "json", label)
+    )

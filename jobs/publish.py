@@ -3,7 +3,7 @@
 Knows the order of these steps; each can be killed, and the next run does it again.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from itertools import chain
 
@@ -91,16 +91,33 @@ def _shard_maker(job: Job, output: Output, source: Source) -> ShardMaker:
 def _finished_manifest(job: Job, output: Output, maker: ShardMaker) -> Manifest:
     """What the manifest says once the commit is done; until then the earlier one is in force."""
     manifest, tokens, price = output.concluded("finished"), maker.tokens, job.run.price_per_hour
+    every = [tokens, *(step["tokens"] for step in manifest.steps)]
     return replace(
         manifest,
         published=True,
+        publications=manifest.publications + 1,
+        beside=output.beside,
         final_rows=len(output.outcomes.codes),
         published_segment=output.journal.last_segment,
         skipped=output.outcomes.positions(SKIPPED).tolist(),
         tokens=dict(tokens),
-        reuse=round(tokens["cached_tokens"] / max(1, tokens["prompt_tokens"]), 6),
-        cost=None if price is None else cost(price, manifest.times["seconds"], tokens),
+        reuse=share_reused(tokens),
+        cost=None if price is None else cost(price, manifest.times["seconds"], total(every)),
     )
+
+
+def share_reused(tokens: Mapping[str, int]) -> float:
+    """Which share of prompt tokens was not computed."""
+    return round(tokens.get("cached_tokens", 0) / max(1, tokens.get("prompt_tokens", 0)), 6)
+
+
+def total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """The sum of each kind of token."""
+    found: dict[str, int] = {}
+    for kinds in counts:
+        for name, count in kinds.items():
+            found[name] = found.get(name, 0) + count
+    return found
 
 
 def cost(price_per_hour: float, seconds: float, tokens: dict[str, int]) -> dict[str, float]:

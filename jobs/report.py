@@ -15,11 +15,13 @@ class Report:
 
     output: AnyPath
     counts: dict[str, int]
+    steps: dict[str, dict[str, int]] = field(default_factory=dict)  # counts of each step, by name
     tokens: dict[str, int] = field(default_factory=dict)
     reuse: float = 0.0
     seconds: float = 0.0
     asked: int = 0  # rows this run set out to generate
     stopped: str | None = None
+    step: str | None = None  # in which step it was stopped
     too_many_failures: bool = False
     exit_code: int = 0
     first_error: str | None = None  # of the rows this run asked, by position
@@ -48,8 +50,11 @@ class Report:
         parts = [f"{counts[name]} {word}" for name, word in _WORDS.items() if counts.get(name)]
         done = sum(counts.get(name, 0) for name in _WORDS)
         head = f"{self.output}: {done} of {counts['rows']} rows ({', '.join(parts) or 'none'})"
+        if failed := [f"{count['error']} in {name}" for name, count in self.steps.items() if count["error"]]:
+            head += f"; failed: {', '.join(failed)}"
         if self.stopped:
-            return f"{head}; stopped ({self.stopped}), the same command continues"
+            where = f" in {self.step}" if self.step else ""
+            return f"{head}; stopped{where} ({self.stopped}), the same command continues"
         if self.too_many_failures:
             return f"{head}; more rows failed than run.max_failures allows"
         if not self.asked:

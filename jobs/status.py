@@ -22,6 +22,7 @@ from .log import read_events
 from .manifest import Manifest
 from .outcomes import OPEN, SKIPPED
 from .output import SIDECAR, recover_outcomes
+from .steps import directory_of
 
 _RETRY_SECONDS = 0.5
 _SPEEDS = {
@@ -32,8 +33,25 @@ _SPEEDS = {
 
 
 @dataclass(frozen=True)
+class StepStatus:
+    """One step of a job: its state as below, its rows and tokens."""
+
+    name: str
+    state: str
+    rows: int
+    done: int
+    left: int
+    counts: dict[str, int]
+    tokens: dict[str, int]
+
+
+@dataclass(frozen=True)
 class Status:
-    """`state`: running, publishing, stopped, failed, killed or finished. `alive`: a process holds the output now."""
+    """`state`: running, publishing, stopped, failed, killed or finished. `alive`: a process holds the output now.
+
+    Of a job with steps the figures are those of the last one, whose rows have gone through all; `state`, `speed` and
+    `last_error` are those of the step that the job is at.
+    """
 
     output: str
     job: str
@@ -47,6 +65,7 @@ class Status:
     tokens: dict[str, int]
     speed: dict[str, float]
     last_error: str | None
+    steps: tuple[StepStatus, ...] = ()
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2)
@@ -64,30 +83,53 @@ def read_status(output: AnyPath) -> Status:
 
 
 def _read(output: AnyPath) -> Status:
-    sidecar = output / SIDECAR
+    holder = read_holder(output / SIDECAR / "lock.json")
+    alive = holder is not None and is_held(holder)
+    manifest, last = _read_step(output, alive)
+    earlier = [(path, _read_step(path, alive)[1]) for path in _earlier_steps(output, manifest)]
+    steps = [*earlier, (output, last)]
+    at = next((number for number, (_, step) in enumerate(steps) if step.state != "finished"), len(steps) - 1)
+    events = [event for path, _ in steps[: at + 1] for event in read_events(path / SIDECAR / "log.jsonl")]
+    return Status(
+        output=str(output),
+        job=manifest.job,
+        state=steps[at][1].state,
+        alive=alive,
+        holder=holder if alive else None,
+        rows=last.rows,
+        done=last.done,
+        left=last.left,
+        counts=last.counts,
+        tokens=last.tokens,
+        speed=_last(events, "speed") or {},
+        last_error=_last(events, "error"),
+        steps=tuple(step for _, step in steps) if manifest.step_name else (),
+    )
+
+
+def _earlier_steps(output: AnyPath, manifest: Manifest) -> list[AnyPath]:
+    """The directories of the steps before the last, as far as there are any yet."""
+    names = manifest.identity.get("step", {}).get("after", [])
+    paths = [output / SIDECAR / directory_of(number, name) for number, name in enumerate(names, 1)]
+    return [path for path in paths if (path / SIDECAR / "manifest.json").exists()]
+
+
+def _read_step(output: AnyPath, alive: bool) -> tuple[Manifest, StepStatus]:
     manifest, committing = _manifest(output)
     if committing:
         counts, tokens = manifest.counts, manifest.tokens
     else:
-        journal = Journal(sidecar / "journal", int(manifest.layout["output"]["shard_rows"]))
+        journal = Journal(output / SIDECAR / "journal", int(manifest.layout["output"]["shard_rows"]))
         counts, tokens = _count(output, manifest, journal)
-    holder = read_holder(sidecar / "lock.json")
-    alive = holder is not None and is_held(holder)
     done = sum(counts[name] for name in ("stop", "length", "error", "skipped"))
-    events = read_events(sidecar / "log.jsonl")
-    return Status(
-        output=str(output),
-        job=manifest.job,
+    return manifest, StepStatus(
+        name=manifest.step_name or "",
         state=_state(manifest, alive, committing),
-        alive=alive,
-        holder=holder if alive else None,
         rows=counts["rows"],
         done=done,
         left=counts["rows"] - done,
         counts=counts,
         tokens=tokens,
-        speed=_last(events, "speed") or {},
-        last_error=_last(events, "error"),
     )
 
 
@@ -95,6 +137,9 @@ def describe_status(status: Status) -> Iterator[str]:
     """Lines for people."""
     counts = status.counts
     yield f"{status.output}: job {status.job}, {status.state}"
+    for number, step in enumerate(status.steps, 1):
+        outcomes = f"{step.counts['error']} failed, {step.counts['skipped']} skipped, {step.left} left"
+        yield f"step {number}/{len(status.steps)} {step.name}: {step.done} of {step.rows} done, {outcomes}"
     yield f"rows: {status.done} of {status.rows} done, {counts['error']} failed, {status.left} left"
     yield f"outcomes: {', '.join(f'{counts[name]} {name}' for name in ('stop', 'length', 'error', 'skipped'))}"
     yield f"tokens: {status.tokens['prompt_tokens']} prompt ({status.tokens['cached_tokens']} reused), " + (

@@ -63,14 +63,17 @@ def test_one_row_out_per_row_in_whatever_the_format(tmp_path: Path, form: str) -
 
 def test_the_time_the_engine_waited_for_rows_adds_up_over_runs(tmp_path: Path) -> None:
     write_rows(tmp_path, 20)
-    models = FakeModels()
-    models.fake.statistics.host_wait_seconds = 2.0  # as if it had waited before its first row
-    run(make_job(tmp_path, input__limit=10), models=models)
+    run(make_job(tmp_path, input__limit=10), models=that_waits(2.0))
     assert manifest(tmp_path / "out")["times"]["host_wait_seconds"] == 2.0
-    models = FakeModels()
-    models.fake.statistics.host_wait_seconds = 3.0
-    run(make_job(tmp_path), models=models)
+    run(make_job(tmp_path), models=that_waits(3.0))
     assert manifest(tmp_path / "out")["times"]["host_wait_seconds"] == 5.0
+
+
+def that_waits(seconds: float) -> FakeModels:
+    """An engine that has waited so long for its rows when the first of them comes."""
+    models = FakeModels()
+    models.fake.before = lambda request: setattr(models.fake.statistics, "host_wait_seconds", seconds)
+    return models
 
 
 def test_sidecars(tmp_path: Path) -> None:
