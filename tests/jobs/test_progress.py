@@ -48,6 +48,14 @@ def test_counters_that_start_anew_are_added_up() -> None:
     assert meter.snapshot(statistics(output_tokens=2)).output_tokens == 7
 
 
+def test_what_the_engine_has_done_before_does_not_count() -> None:
+    """A step of a job begins with an engine that earlier steps have used."""
+    used = statistics(output_tokens=5)
+    meter = Meter(2, used)
+    assert meter.snapshot(used).output_tokens == 0
+    assert meter.snapshot(statistics(output_tokens=2)).output_tokens == 2
+
+
 def test_drafts_of_all_runs_are_told_in_manifest_and_log(tmp_path: Path) -> None:
     meter = Meter(2)
     assert meter.snapshot(statistics(steps=5, drafted_tokens=4)).speculation["drafted_tokens"] == 4
@@ -55,7 +63,8 @@ def test_drafts_of_all_runs_are_told_in_manifest_and_log(tmp_path: Path) -> None
     assert both == {"steps": 7, "drafted_steps": 0, "drafted_tokens": 7, "accepted_tokens": 0}
     write_rows(tmp_path, 3)
     models = FakeModels()
-    models.fake.statistics.drafted_tokens, models.fake.statistics.accepted_tokens = 9, 6
+    counted = models.fake.statistics
+    models.fake.before = lambda request: vars(counted).update(drafted_tokens=9, accepted_tokens=6)
     run(make_job(tmp_path), RunOptions(quiet=True), models)
     told = {"steps": 0, "drafted_steps": 0, "drafted_tokens": 9, "accepted_tokens": 6}
     assert manifest(tmp_path / "out")["speculation"] == told
