@@ -32,7 +32,8 @@ class Admission:
         running = self._residents.running
         pending = sum(sequence.pending for sequence in running if not sequence.waits)
         demand: Demand | None = None
-        while len(running) < self._max_sequences and pending < self._max_batch_tokens:
+        most = self._intake.backlog.most(running, self._max_sequences)
+        while len(running) < most and pending < self._max_batch_tokens:
             sequence = self._next()
             if sequence is None:
                 return

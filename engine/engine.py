@@ -12,6 +12,7 @@ from typing import Any
 
 from .. import kernels as op_tables
 from ..kernels import Kernels
+from .backlog import UNKNOWN_BACKLOG, Backlog
 from .blocks import BlockPool, BlockTree, UnsharedBlocks
 from .checkpoint import Checkpoint, ModelError, open_checkpoint
 from .choices import ChoiceTrie
@@ -23,16 +24,16 @@ from .draft.table import new_speculation
 from .grammar import Grammar
 from .grammar_state import GrammarState
 from .grammars import Grammars
-from .intake import Intake, RowLimits, refusal
+from .intake import Intake
 from .kv import KVPages
 from .machine import compute_dtype, kv_cache_bytes, resolve_device, use_granted_cores
-from .plan import plan
 from .request import Completion, Request
 from .runner import Runner
 from .sampling import Sampler
 from .scheduler import Scheduler
 from .statistics import Statistics
 from .tokenizer import Tokenizer, load_tokenizer
+from .workload import arrange
 
 MAX_SEQUENCES = {"cpu": 256}
 MAX_BATCH_TOKENS = {"cpu": 2048}
@@ -155,11 +156,12 @@ class Engine:
     def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
         """Generates every request and yields each completion when it ends.
 
-        A sized collection is planned first: its requests run in the order that shares most. Any other iterable is
+        A sized collection is planned first: its requests run in the order that shares most, of those that share alike
+        the longer answers first. Any other iterable is
         taken in its own order, and only as fast as there is room, so it may be endless. Raises RuntimeError when
         another run of this engine is still going on.
         """
-        return self._generate(iter(in_plan_order(requests, self.bounds) if isinstance(requests, Sized) else requests))
+        return self._generate(requests)
 
     def interrupt(self) -> None:
         """Ends the run that goes on after its present step; rows without an outcome get none.
@@ -168,7 +170,7 @@ class Engine:
         """
         self._interrupted.set()
 
-    def _generate(self, requests: Iterator[Request]) -> Iterator[Completion]:
+    def _generate(self, requests: Iterable[Request]) -> Iterator[Completion]:
         if self._running:
             raise RuntimeError("this engine is in the middle of another run; finish or close that one first")
         self._running = True
@@ -176,9 +178,15 @@ class Engine:
         self._runner.failures = 0
         try:
             self.statistics = Statistics(kv_blocks_total=self._num_blocks)
-            yield from self._steps(Intake(requests, self.bounds, self.tokenizer.decode, deque(), self.statistics))
+            yield from self._steps(self._intake(requests))
         finally:
             self._running = False
+
+    def _intake(self, requests: Iterable[Request]) -> Intake:
+        backlog: Backlog = UNKNOWN_BACKLOG
+        if isinstance(requests, Sized):
+            requests, backlog = arrange(requests, self.bounds, self._max_sequences)
+        return Intake(iter(requests), self.bounds, self.tokenizer.decode, deque(), self.statistics, backlog)
 
     def _steps(self, intake: Intake) -> Iterator[Completion]:
         """The only loop there is: choose a step, run it, take note of it."""
@@ -205,15 +213,3 @@ class Engine:
         tree_kind = BlockTree if settings.prefix_sharing else UnsharedBlocks
         tree = tree_kind(BlockPool(self._num_blocks), settings.block_size)
         return Scheduler(intake, tree, self._max_batch_tokens, self._max_sequences, self.statistics, speculation)
-
-
-def in_plan_order(requests: Iterable[Request], limits: RowLimits) -> Iterator[Request]:
-    """Depth first through the tree of prompts; what will be refused comes first, it costs nothing."""
-    good = []
-    for request in requests:
-        if request.error is not None or refusal(request, limits) is not None:
-            yield request
-        else:
-            good.append(request)
-    for index in plan([request.prompt for request in good]).order:
-        yield good[index]

@@ -85,7 +85,7 @@ class LengthForecast:
     def remaining(self, length: int, sampling: Sampling, group: Group = ()) -> Demand:
         """Further tokens of an answer that has `length`."""
         limit = sampling.max_tokens
-        if sampling.min_tokens == limit or (sampling.ignore_eos and not sampling.stop and not sampling.stop_token_ids):
+        if is_certain(sampling):
             return Demand(limit - length)
         own = self._groups.get(group)
         known = (own and own.beyond(length, limit)) or self._all.beyond(length, limit)
@@ -93,3 +93,9 @@ class LengthForecast:
             return Demand(max(limit * PRIOR_SHARE - length, (limit - length) / 2))
         mean, variance = known
         return Demand(max(mean * limit - length, 1.0), variance * limit**2)
+
+
+def is_certain(sampling: Sampling) -> bool:
+    """Whether an answer has exactly max_tokens: nothing can end it before."""
+    free = sampling.ignore_eos and not sampling.stop and not sampling.stop_token_ids and sampling.grammar is None
+    return sampling.min_tokens == sampling.max_tokens or free

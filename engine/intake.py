@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from .backlog import UNKNOWN_BACKLOG, Backlog
 from .choices import ChoiceTrie
 from .detokenize import Decode
 from .grammar import Grammar, GrammarError
@@ -51,6 +52,7 @@ class Intake:
     decode: Decode
     finished: deque[Completion]
     statistics: Statistics
+    backlog: Backlog = UNKNOWN_BACKLOG
     exhausted: bool = False  # every request has been taken
     _arrived: deque[Sequence] | None = None
     _latest: Task | None = None
@@ -98,6 +100,7 @@ class Intake:
         began = time.perf_counter()
         request = next(self.requests, None)
         self.statistics.host_wait_seconds += time.perf_counter() - began
+        self.backlog.took()
         return request
 
     def _sequences(self, task: Task) -> list[Sequence]:

@@ -5,9 +5,9 @@ from demo_model import demo_model_path
 from scheduling import Bounds, CountingModel, distinct_prefix_tokens, drive
 from workloads import WORKLOADS
 
-from batchgen.engine.engine import in_plan_order
 from batchgen.engine.request import Request, Sampling
 from batchgen.engine.tokenizer import load_tokenizer
+from batchgen.engine.workload import arrange
 
 BLOCK = 16
 
@@ -29,7 +29,7 @@ def test_every_distinct_prefix_token_is_computed_once(tokenised, name, memory, m
     num_blocks = int(longest * memory)
     bounds = Bounds(num_blocks * BLOCK, vocabulary=49_152)
     finished, statistics = drive(
-        in_plan_order(requests, bounds),
+        arrange(requests, bounds, 256)[0],
         bounds=bounds,
         num_blocks=num_blocks,
         block_size=BLOCK,

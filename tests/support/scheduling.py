@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
+from batchgen.engine.backlog import UNKNOWN_BACKLOG
 from batchgen.engine.blocks import BlockPool, BlockTree, UnsharedBlocks
 from batchgen.engine.draft.speculation import NO_SPECULATION
 from batchgen.engine.intake import Intake
@@ -109,12 +110,15 @@ def drive(
     bounds=None,
     check=True,
     drafting=None,
+    backlog=UNKNOWN_BACKLOG,
 ) -> tuple[list[Completion], Statistics]:
     """Runs the requests to their end, checking invariants around every step."""
     pool = BlockPool(num_blocks)
     tree = (BlockTree if sharing else UnsharedBlocks)(pool, block_size)
     statistics = Statistics(kv_blocks_total=num_blocks)
-    intake = Intake(iter(requests), bounds or Bounds(num_blocks * block_size), lambda tokens: "", deque(), statistics)
+    intake = Intake(
+        iter(requests), bounds or Bounds(num_blocks * block_size), lambda tokens: "", deque(), statistics, backlog
+    )
     speculation = drafting(statistics) if drafting else NO_SPECULATION
     scheduler = Scheduler(intake, tree, budget, max_sequences, statistics, speculation)
     model = model or PagedModel(block_size)
