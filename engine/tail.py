@@ -13,15 +13,14 @@ LARGEST = 10_000  # rows; the end of more is too small a part
 LEAST_GAIN = 1.05
 
 
-def sequence_limit(work: float, longest: float, ridge: int, most: int) -> int:
+def sequence_limit(work: int, longest: int, ridge: int, most: int) -> int:
     """How many answers to compute at once: work / longest, not below the ridge, not above `most`.
 
     Past the ridge a step takes a time per answer in it, so the longest answer alone takes its length times the answers
     beside it, and all takes `work`: with more at once the longest ends last, and alone. `work` and `longest` are
     tokens still to come.
     """
-    wanted = int(work / longest) if longest > 0 else most
-    return min(most, max(ridge, wanted))
+    return min(most, max(ridge, work // longest)) if longest > 0 else most
 
 
 def makespan(lengths: Sequence[int], most: int, ridge: int, limited: bool) -> int:

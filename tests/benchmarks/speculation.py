@@ -1,11 +1,13 @@
 """Steps and rows per second with each drafter beside none, on rows that invite copying, in one run.
 
-    .venv/bin/python tests/benchmarks/speculation.py [--rows 48] [--sequences 16] [--kinds off,ngram,suffix,auto]
-        [--workloads extract,edit,drain,label] [--dtype bfloat16]
+    .venv/bin/python tests/benchmarks/speculation.py [--rows 48] [--sequences 16]
+        [--kinds off,ngram,suffix,auto,layer_skip,self,medusa] [--workloads extract,edit,drain,label] [--dtype bfloat16]
 
 `extract`: a JSON object from API documentation; `edit`: a function again with one name changed; `drain`: the last 16
 rows of `extract`, alone; `label`: one free sentence, where drafts have little to find. Answers must be equal in
-float32; in bfloat16 the share of equal answers is told. One JSON line per workload and kind. Run it alone.
+float32; in bfloat16 the share of equal answers is told. `self` is the INT4 copy. `medusa` first trains three heads on
+answers to other rows of the workload, two rows for each that is measured. One JSON line per workload and kind. Run it
+alone.
 """
 
 import argparse
@@ -13,15 +15,19 @@ import inspect
 import json
 import statistics as numbers
 import sys
+import tempfile
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from demo_model import demo_model_path
 from workloads import WORKLOADS, entries
 
+from batchgen import kernels
 from batchgen.engine import Engine, Request, Sampling
+from batchgen.engine.draft.training import Plan, Text, examples, split, train, write_heads
 
 DRAIN = 16
 EXTRACT_SHOTS = """\
@@ -97,11 +103,36 @@ def run(engine: Engine, rows: list[tuple[str, int]]) -> tuple[dict, list[list[in
     return report, [answers[key] for key in sorted(answers)]
 
 
+WITH_PATH: dict[str, Callable[[str], dict]] = {
+    "self": lambda path: {"kind": "draft", "model": "self", "tokens": 4},
+    "medusa": lambda path: {"kind": "medusa", "path": path},
+}
+
+
+def load(speculation: str | dict, args: argparse.Namespace) -> Engine:
+    return Engine.load(
+        str(demo_model_path()), device="cpu", dtype=args.dtype, memory="1GiB",
+        max_sequences=args.sequences, speculation=speculation,
+    )  # fmt: skip
+
+
+def train_heads(engine: Engine, rows: list[tuple[str, int]], out: Path) -> None:
+    """Heads over the engine's model, on its own answers to the rows."""
+    prompts = engine.tokenizer.encode([text for text, _ in rows], add_special_tokens=True)
+    _, answers = run(engine, rows)
+    texts = [Text(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
+    plan, ops = Plan(), kernels.load("cpu")
+    learn, measure = (examples(engine.model, ops, part, plan.heads) for part in split(texts, plan))
+    trained = train(engine.model, learn, measure, plan)
+    write_heads(out, trained, str(demo_model_path()))
+    print(json.dumps({"heads": {"tokens": len(learn), "held_out_accuracy": trained.accuracy}}), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=48)
     parser.add_argument("--sequences", type=int, default=16)
-    parser.add_argument("--kinds", default="off,ngram,suffix,auto")
+    parser.add_argument("--kinds", default="off,ngram,suffix,auto,layer_skip,medusa")
     parser.add_argument("--workloads", default="extract,edit,drain,label")
     parser.add_argument("--dtype", default="bfloat16")
     args = parser.parse_args()
@@ -109,11 +140,12 @@ def main() -> None:
     for name in args.workloads.split(","):
         rows, first = workloads[name](args.rows), None
         for kind in args.kinds.split(","):
-            speculation = {"kind": "draft", "model": "self", "tokens": 4} if kind == "self" else kind
-            engine = Engine.load(
-                str(demo_model_path()), device="cpu", dtype=args.dtype, memory="1GiB",
-                max_sequences=args.sequences, speculation=speculation,
-            )  # fmt: skip
+            with tempfile.TemporaryDirectory() as folder:
+                if kind == "medusa":
+                    more = (extract if name == "drain" else workloads[name])(4 * args.rows)
+                    others = [row for row in more if row not in rows][: 2 * args.rows]
+                    train_heads(load("off", args), others, Path(folder))
+                engine = load(WITH_PATH[kind](folder) if kind in WITH_PATH else kind, args)
             report, answers = run(engine, rows)
             first = first or (report, answers)
             report["times_rows_per_s"] = round(report["rows_per_s"] / first[0]["rows_per_s"], 2)
