@@ -43,7 +43,7 @@ def test_a_deadline_needs_no_signal() -> None:
 
 def test_a_deadline_counts_outside_the_main_thread(tmp_path: Path) -> None:
     write_rows(tmp_path, 3000)
-    job = make_job(tmp_path, run__deadline="0.5s")
+    job = make_job(tmp_path, run__deadline="3s")
     reports: list[Any] = []
     thread = threading.Thread(
         target=lambda: reports.append(run(job, models=FakeModels(FakeEngine(seconds=0.05)))), daemon=True
