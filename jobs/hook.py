@@ -3,6 +3,7 @@
 Knows how to reach them and when to give up; a hook that fails is a warning, never the end of a run.
 """
 
+import http.client
 import json
 import os
 import shlex
@@ -10,8 +11,10 @@ import signal
 import subprocess
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -53,6 +56,35 @@ def is_url(on_finish: str) -> bool:
     return on_finish.lower().startswith(("http://", "https://"))
 
 
+def require_hook(on_finish: str) -> None:
+    """Raises ValueError for what can be neither a command line nor the URL of a webhook."""
+    if is_url(on_finish):
+        _require_url(on_finish)
+        return
+    try:
+        words = shlex.split(on_finish)
+    except ValueError as error:
+        raise ValueError(f"is no command line: {error}") from error
+    if not words:
+        raise ValueError("must be a command or an http(s) URL, got only blanks")
+    if "\0" in on_finish:
+        raise ValueError("is no command line: holds a null character")
+
+
+def _require_url(url: str) -> None:
+    if not url.isascii() or not url.isprintable() or " " in url:
+        raise ValueError("is no URL: holds a blank or another character that must be written as %XX")
+    try:
+        parts = urllib.parse.urlsplit(url)
+        has_host = bool(parts.hostname) and parts.port != 0
+    except ValueError as error:
+        raise ValueError(f"is no URL: {error}") from error
+    if not has_host:
+        raise ValueError("is no URL: names no host")
+    if parts.username is not None:
+        raise ValueError("a webhook takes no user and password in its URL; use a token in the path or the query")
+
+
 @dataclass(frozen=True)
 class Command:
     """A command line, split as a shell would but run without one; the manifest is its standard input.
@@ -74,18 +106,31 @@ class Command:
         try:
             _, said = process.communicate(json.dumps(manifest).encode(), COMMAND_SECONDS)
         except subprocess.TimeoutExpired as error:
-            raise HookError(f"{words[0]}: was still running after {COMMAND_SECONDS:.0f} s") from error
-        finally:
             _kill_group(process)
+            raise HookError(f"{words[0]}: was still running after {COMMAND_SECONDS:.0f} s") from error
+        except BaseException:
+            _kill_group(process)
+            raise
         if process.returncode:
             last = said.decode("utf-8", "replace").strip().splitlines()[-1:]
             raise HookError(": ".join([words[0], f"exit code {process.returncode}", *last]))
 
 
 def _kill_group(process: "subprocess.Popen[bytes]") -> None:
-    if process.poll() is None:
+    """The command and what it started, which may outlast it and hold its standard error."""
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+    process.communicate()
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirected POST would arrive as a GET without the manifest; so the answer counts as a refusal."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirects)
 
 
 @dataclass(frozen=True)
@@ -112,14 +157,14 @@ class Webhook:
         headers = {"Content-Type": "application/json", "User-Agent": "batchgen"}
         request = urllib.request.Request(self.url, body, headers, method="POST")
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
+            with _OPENER.open(request, timeout=TIMEOUT_SECONDS) as response:
                 response.read()
         except urllib.error.HTTPError as error:
             said = f"{self.shown_url}: {error.code} {error.reason}"
             if error.code not in _WORTH_A_RETRY:
                 raise HookError(said) from error
             raise _RetryableError(said, _seconds(error.headers.get("Retry-After"))) from error
-        except OSError as error:  # URLError, timeouts and broken connections
+        except (OSError, http.client.HTTPException) as error:  # URLError, timeouts, broken connections, no HTTP
             raise _RetryableError(f"{self.shown_url}: {getattr(error, 'reason', error)}") from error
 
     @property

@@ -4,7 +4,6 @@ Knows how a file becomes a `Job`; does not open inputs, models or outputs.
 """
 
 import re
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -19,7 +18,7 @@ from batchgen.pipeline.place import AnyPath, place
 from .document import expand_variables, override, read_document
 from .errors import UsageError
 from .explain import explain
-from .hook import is_url
+from .hook import require_hook
 from .names import SIDECAR
 from .steps import StepPlace, StepSettings, named, take_prompts_from_steps
 from .times import parse_deadline
@@ -71,13 +70,8 @@ class RunSettings(Section):
     @field_validator("on_finish")
     @classmethod
     def _hook_is_a_command_or_url(cls, value: str | None) -> str | None:
-        if value is not None and not is_url(value):
-            try:
-                words = shlex.split(value)
-            except ValueError as error:
-                raise ValueError(f"is no command line: {error}") from error
-            if not words:
-                raise ValueError("must be a command or an http(s) URL, got only blanks")
+        if value is not None:
+            require_hook(value)
         return value
 
     def allowed_failures(self, num_rows: int) -> int | None:

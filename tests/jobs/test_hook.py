@@ -1,6 +1,7 @@
 """`run.on_finish`: who is told what and when, what is tried again, and that a hook never changes how a run ends."""
 
 import json
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -178,3 +179,53 @@ def test_a_command_that_reads_nothing_is_fine(tmp_path: Path) -> None:
 def test_a_line_that_is_no_command_is_refused(tmp_path: Path, on_finish: str) -> None:
     with pytest.raises(UsageError, match=r"run\.on_finish: "):
         make_job(tmp_path, run__on_finish=on_finish)
+
+
+@pytest.mark.parametrize(
+    "on_finish",
+    [
+        "http://",
+        "http://host:abc/x",
+        "http://host/a b",
+        "http://host/ä",
+        "http://[::1/x",
+        "https://me:word@host/x",
+        "a\0b",
+    ],
+)
+def test_a_hook_that_could_never_be_told_is_refused_before_the_run(tmp_path: Path, on_finish: str) -> None:
+    with pytest.raises(UsageError, match=r"run\.on_finish: "):
+        make_job(tmp_path, run__on_finish=on_finish)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_is_a_refusal_and_not_a_manifest_lost_on_the_way(server: Server, status: int) -> None:
+    server.replies = [(status, {"Location": "/elsewhere"})]
+    with pytest.raises(HookError, match=rf": {status} "):
+        Webhook(server.url, lambda seconds: None)({})
+
+
+def test_a_server_that_speaks_something_else_is_a_hook_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            for _ in range(len(hook.PAUSES) + 1):
+                connection, _ = listening.accept()
+                with connection:
+                    connection.recv(100_000)
+                    connection.sendall(b"220 mail ready\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(HookError, match="mail ready"):
+            Webhook(f"http://127.0.0.1:{listening.getsockname()[1]}/", lambda seconds: None)({})
+
+
+def test_what_a_command_left_behind_is_killed_when_it_holds_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hook, "COMMAND_SECONDS", 0.5)
+    with pytest.raises(HookError, match="still running"):
+        Command("sh -c 'sleep 60 & echo $! > pid'", tmp_path)({})
+    child = int((tmp_path / "pid").read_text())
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(child).wait(20)
