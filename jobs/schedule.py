@@ -3,6 +3,7 @@
 Knows the quoting rules of both; neither starts nor enables anything.
 """
 
+import re
 import shlex
 import sys
 from dataclasses import dataclass
@@ -63,6 +64,8 @@ def make_schedule(job: Job, at: str, deadline: str | None, assignments: tuple[st
     for word in [*schedule.command, str(job.base)]:
         if not word.isprintable():
             raise UsageError(f"{word!r}: holds a character that a unit or a crontab cannot hold; rename it")
+    if str(job.base).endswith(("\\", " ")):
+        raise UsageError(f"{str(job.base)!r}: ends in a character that a unit cannot hold there; rename it")
     return schedule
 
 
@@ -81,7 +84,7 @@ def _service(schedule: Schedule) -> str:
     if schedule.environment_file is not None:
         environment = (
             f"# NAME=value lines for {', '.join(variables)}\n"
-            f"EnvironmentFile={_no_specifiers(str(schedule.environment_file))}\n"
+            f"EnvironmentFile={_no_specifiers(_no_pattern(str(schedule.environment_file)))}\n"
         )
     return (
         "[Unit]\n"
@@ -129,13 +132,18 @@ def install_units(schedule: Schedule, directory: Path) -> list[Path]:
     """Writes the units into `directory`. Raises UsageError when units of that name belong to another job file."""
     units = systemd_units(schedule)
     service = directory / f"{schedule.unit}.service"
-    job_word = _systemd_word(schedule.command[2])
-    if service.exists() and job_word not in service.read_text(encoding="utf-8").split("ExecStart=")[-1]:
+    if service.exists() and not _runs(service.read_text(encoding="utf-8"), schedule.command[2]):
         raise UsageError(f"{service}: is there already, for another job file; give one of the jobs another `name`")
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in units.items():
         (directory / name).write_text(text, encoding="utf-8")
     return [directory / name for name in units]
+
+
+def _runs(service: str, job: str) -> bool:
+    """Whether a service that this program wrote runs the job file."""
+    command = service.partition("\nExecStart=")[2].partition("\n")[0]
+    return f" run {_systemd_word(job)} " in f"{command} "
 
 
 def _program() -> Path:
@@ -154,6 +162,11 @@ def _systemd_word(word: str) -> str:
 
 def _needs_quotes(word: str) -> bool:
     return not word or any(character in " \t'\"\\;" for character in word)
+
+
+def _no_pattern(path: str) -> str:
+    """The path of an environment file, which systemd takes for a glob pattern."""
+    return re.sub(r"[\\*?\[]", r"\\\g<0>", path)
 
 
 def _no_specifiers(text: str) -> str:

@@ -28,7 +28,7 @@ def unit(text: str) -> configparser.ConfigParser:
 
 
 def a_job(folder: Path, **overrides: object) -> Job:
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     write_rows(folder, 1)
     return make_job(folder, **overrides)
 
@@ -148,3 +148,29 @@ def test_a_path_that_no_unit_can_hold_is_refused(tmp_path: Path) -> None:
 
 def test_units_are_named_after_the_job(tmp_path: Path) -> None:
     assert Schedule(a_job(tmp_path, name="Büro: docs/2026 @home"), "02:00").unit == "batchgen-B-ro-docs-2026-home"
+
+
+@pytest.mark.parametrize("folder", ["a\\", "a "])
+def test_a_folder_whose_end_a_unit_would_swallow_is_refused(tmp_path: Path, folder: str) -> None:
+    with pytest.raises(UsageError, match="rename it"):
+        make_schedule(a_job(tmp_path / folder), "02:00", None, ())
+
+
+def test_a_job_whose_path_ends_like_another_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    job = a_job(tmp_path)
+    list(schedule_job(a_job(Path(f"{tmp_path / 'copy'}{job.base}")), "02:00", install=True))
+    with pytest.raises(UsageError, match="for another job file"):
+        list(schedule_job(job, "02:00", install=True))
+
+
+def test_a_file_of_variables_is_no_pattern(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORD", "x")
+    folder = tmp_path / "[a] *b? c\\d"
+    folder.mkdir()
+    (folder / "job.env").touch()
+    job = a_job(folder, name="${WORD}")
+    service = systemd_units(make_schedule(job, "02:00", None, ()))["batchgen-x.service"]
+    pattern = service.partition("\nEnvironmentFile=")[2].partition("\n")[0].replace(" ", "\\ ")
+    matched = subprocess.run(["sh", "-c", f"printf %s {pattern}"], capture_output=True, check=True)
+    assert matched.stdout.decode() == str(folder / "job.env")
