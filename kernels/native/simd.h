@@ -43,7 +43,13 @@ inline Vec load(const float* p) {
 
 inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
 
-inline Vec widen(Halves h) { return (Vec)(__builtin_convertvector(h, Words) << 16); }
+inline Vec widen(Halves h) {
+#if defined(__AVX512F__)
+    return (Vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)h), 16);
+#else
+    return (Vec)(__builtin_convertvector(h, Words) << 16);
+#endif
+}
 
 // WIDTH bytes as whole numbers.
 inline Ints load_bytes(const uint8_t* p) {
@@ -298,17 +304,31 @@ inline void transpose(Vec* rows) {
     }
 }
 
-// Lane i of the result is the sum of rows[i].
-template <int H = WIDTH / 2>
-inline Vec sum_each(Vec* rows) {
+// Lane i of the result is what `join` makes of the lanes of rows[i].
+template <int H = WIDTH / 2, class Rows, class Join>
+inline Rows reduce_each(Rows* rows, const Join& join) {
     if constexpr (H > 0) {
 #pragma GCC unroll 8
-        for (int i = 0; i < H; ++i)
-            rows[i] = shuffle_low<H>(rows[i], rows[i + H]) + shuffle_high<H>(rows[i], rows[i + H]);
-        return sum_each<H / 2>(rows);
+        for (int i = 0; i < H; ++i) {
+            const Vec a = (Vec)rows[i], b = (Vec)rows[i + H];
+            rows[i] = join((Rows)shuffle_low<H>(a, b), (Rows)shuffle_high<H>(a, b));
+        }
+        return reduce_each<H / 2>(rows, join);
     } else {
         return rows[0];
     }
+}
+
+inline Vec sum_each(Vec* rows) {
+    return reduce_each(rows, [](Vec a, Vec b) { return a + b; });
+}
+
+inline Ints total_each(Ints* rows) {
+    return reduce_each(rows, [](Ints a, Ints b) { return a + b; });
+}
+
+inline Ints largest_each(Ints* rows) {
+    return reduce_each(rows, [](Ints a, Ints b) { return a > b ? a : b; });
 }
 
 }  // namespace batchgen

@@ -438,36 +438,39 @@ inline Vec load_some(const T* p, int64_t count) {
     return count >= WIDTH ? load(p) : load_part(p, int(count));
 }
 
-// The bits of the largest size of `count` numbers; NaN and infinity are the largest.
+// Segments of one or several tokens, one behind the other, WIDTH of them at a time: a lane for each.
 template <class T>
-inline int32_t largest_bits(const T* x, int64_t count) {
+struct Segments {
+    const T* from[WIDTH];
+    int8_t* codes[WIDTH];
+    float* sum[WIDTH];  // of the group it belongs to
+    int64_t numbers[WIDTH], space[WIDTH];
+    int64_t count = 0;
+
+    void add(const Weight& weight, const Call& call, const Activations& to, int64_t row, int64_t segment, int64_t group) {
+        const int64_t first = segment * weight.segment;
+        from[count] = static_cast<const T*>(call.x) + row * call.x_stride + first;
+        codes[count] = to.codes + row * to.code_stride + first;
+        numbers[count] = std::min(weight.segment, weight.inputs - first);
+        space[count] = std::min((weight.segment + 3) / 4 * 4, to.code_stride - first);
+        sum[count++] = to.sums + row * weight.groups + group;
+    }
+};
+
+// Lane by lane the largest size of `count` numbers, as bits; NaN and infinity are the largest.
+template <class T>
+BATCHGEN_INLINE Ints largest_bits(const T* x, int64_t count) {
     Ints top = {};
     for (int64_t i = 0; i < count; i += WIDTH) {
         const Ints bits = (Ints)load_some(x + i, count - i) & SIZE_BITS;
         top = bits > top ? bits : top;
     }
-#if defined(__AVX512F__)
-    return _mm512_reduce_max_epi32((__m512i)top);
-#else
-    int32_t most = top[0];
-    for (int lane = 1; lane < WIDTH; ++lane) most = std::max<int32_t>(most, top[lane]);
-    return most;
-#endif
+    return top;
 }
 
-inline int32_t total(Ints v) {
-#if defined(__AVX512F__)
-    return _mm512_reduce_add_epi32((__m512i)v);
-#else
-    int32_t sum = 0;
-    for (int lane = 0; lane < WIDTH; ++lane) sum += v[lane];
-    return sum;
-#endif
-}
-
-// The codes of a segment, nearest with ties to even; returns their sum. Writes up to `space` bytes.
+// The codes of a segment, nearest with ties to even; returns lane by lane their sum. Writes up to `space` bytes.
 template <class T>
-inline int32_t round_codes(const T* x, int64_t count, float inverse, int8_t* codes, int64_t space) {
+BATCHGEN_INLINE Ints round_codes(const T* x, int64_t count, float inverse, int8_t* codes, int64_t space) {
     const Vec shifter = splat(12582912.0f);
     Ints sum = {};
     for (int64_t i = 0; i < space; i += WIDTH) {
@@ -480,39 +483,55 @@ inline int32_t round_codes(const T* x, int64_t count, float inverse, int8_t* cod
         else
             std::memcpy(codes + i, &bytes, space - i);
     }
-    return total(sum);
+    return sum;
+}
+
+// Scales, offsets and values' sums of some segments, and their codes; `at` is where the first one's scale goes.
+template <bool WHOLE, class T>
+void quantise(const Segments<T>& some, const Weight& weight, const Activations& to, int64_t at) {
+    constexpr int64_t WHOLE_SIZE = 4 * SEGMENT_QUADS;
+    Ints rows[WIDTH];
+    for (int64_t i = some.count; i < WIDTH; ++i) rows[i] = Ints{};
+    for (int64_t i = 0; i < some.count; ++i)
+        rows[i] = largest_bits(some.from[i], WHOLE ? WHOLE_SIZE : some.numbers[i]);
+    const Ints bits = largest_each(rows);
+    const Vec largest = (Vec)bits;
+    const Ints usable = (bits < INFINITE) & (Ints)(largest >= splat(SMALLEST));
+    const Vec scale = usable ? largest / splat(127.0f) : (bits < INFINITE ? Vec{} : splat(NAN));
+    float inverse[WIDTH], values[WIDTH];
+    store(inverse, usable ? splat(127.0f) / largest : Vec{});
+    for (int64_t i = 0; i < some.count; ++i)
+        rows[i] = round_codes(some.from[i], WHOLE ? WHOLE_SIZE : some.numbers[i], inverse[i], some.codes[i],
+                              WHOLE ? WHOLE_SIZE : some.space[i]);
+    for (int64_t i = some.count; i < WIDTH; ++i) rows[i] = Ints{};
+    const Ints sums = total_each(rows), offsets = sums * int32_t(-weight.zero);
+    store(values, scale * to_floats(sums));
+    std::memcpy(to.scale + at, &scale, some.count * sizeof(float));
+    std::memcpy(to.offsets + at, &offsets, some.count * sizeof(int32_t));
+    for (int64_t i = 0; i < some.count; ++i) *some.sum[i] += values[i];
 }
 
 template <class T>
-void quantise(const T* x, const Weight& weight, const Activations& to, int64_t token) {
+void quantise(const Weight& weight, const Call& call, const Activations& to, int64_t token, int64_t end) {
     const int64_t segments = weight.segments(), per_group = weight.segments_per_group();
-    float group_sum = 0;
-    for (int64_t segment = 0; segment < segments; ++segment) {
-        const int64_t first = segment * weight.segment, count = std::min(weight.segment, weight.inputs - first);
-        const int32_t bits = largest_bits(x + first, count);
-        float largest;
-        std::memcpy(&largest, &bits, sizeof largest);
-        const bool usable = bits < INFINITE && largest >= SMALLEST;
-        const float scale = usable ? largest / 127.0f : (bits < INFINITE ? 0.0f : NAN);
-        const int64_t space = std::min((weight.segment + 3) / 4 * 4, to.code_stride - first);
-        const int32_t sum =
-            round_codes(x + first, count, usable ? 127.0f / largest : 0.0f, to.codes + token * to.code_stride + first, space);
-        to.scale[token * segments + segment] = scale;
-        to.offsets[token * segments + segment] = int32_t(-weight.zero * sum);
-        group_sum += scale * float(sum);
-        if ((segment + 1) % per_group == 0 || segment + 1 == segments) {
-            to.sums[token * weight.groups + segment / per_group] = group_sum;
-            group_sum = 0;
+    const bool whole = weight.segment == 4 * SEGMENT_QUADS && weight.inputs % weight.segment == 0;
+    std::memset(to.sums + token * weight.groups, 0, (end - token) * weight.groups * sizeof(float));
+    for (int64_t at = token * segments, segment = 0, group = 0; token < end;) {
+        Segments<T> some;
+        while (some.count < WIDTH && token < end) {
+            some.add(weight, call, to, token, segment, group);
+            if (++segment == segments) segment = group = 0, ++token;
+            else if (segment == (group + 1) * per_group) ++group;
         }
+        whole ? quantise<true>(some, weight, to, at) : quantise<false>(some, weight, to, at);
+        at += some.count;
     }
 }
 
 template <class In>
 void quantise_all(const Weight& weight, const Call& call, const Activations& to) {
-    parallel_parts(call.tokens, 1 + 16384 / weight.inputs, [&](int64_t begin, int64_t end) {
-        for (int64_t token = begin; token < end; ++token)
-            quantise(static_cast<const In*>(call.x) + token * call.x_stride, weight, to, token);
-    });
+    parallel_parts(call.tokens, 1 + 16384 / weight.inputs,
+                   [&](int64_t begin, int64_t end) { quantise<In>(weight, call, to, begin, end); });
 }
 
 Activations make_activations(const Weight& weight, const Call& call) {
