@@ -45,12 +45,9 @@ class KVPages:
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copies whole blocks, (source, destination) each, in every layer; no destination is a source."""
-        if not pairs:
-            return
-        source, destination = torch.tensor(pairs, device=self._codes.device).T
         for stored in (self._codes, self._scales):
-            moved = stored.view(torch.int8) if stored.dtype.itemsize == 1 else stored
-            moved.index_copy_(3, destination, moved.index_select(3, source))
+            for source, destination in pairs:
+                stored[:, :, :, destination] = stored[:, :, :, source]
 
     def layer(self, index: int) -> LayerPages:
         """The key and the value pages of one layer."""
