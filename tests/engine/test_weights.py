@@ -111,7 +111,7 @@ def test_many_missing_tensors_are_listed_up_to_five(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["model.layers.0.self_attn.q_norm.weight", "model.layers.2.mlp.up_proj.weight", "lm_head.bias", "vision.x"]
+    "name", ["model.layers.0.self_attn.q_norm.weight", "model.layers.2.mlp.up_proj.weight", "lm_head.bias", "mtp.x"]
 )
 def test_an_unexpected_tensor_is_named(folder: Path, name: str) -> None:
     edit(folder, lambda tensors: tensors.update({name: torch.ones(16)}))
