@@ -3,6 +3,7 @@
 Knows names, listings and whole files; what is in a file, and when a file comes into force, is decided elsewhere.
 """
 
+import glob
 import io
 import re
 from collections.abc import Iterator
@@ -111,7 +112,7 @@ class RemotePath:
 
     def glob(self, pattern: str) -> Iterator["RemotePath"]:
         """The files that fit a pattern relative to this directory, sorted."""
-        return (self._at(entry) for entry in sorted(self._do("glob", f"{self.key}/{pattern}")))
+        return (self._at(entry) for entry in sorted(self._do("glob", f"{glob.escape(self.key)}/{pattern}")))
 
     def matches(self) -> Iterator["RemotePath"]:
         """What fits this path as a pattern, sorted."""

@@ -295,6 +295,15 @@ def test_a_missing_bucket_and_missing_credentials(tmp_path: Path, s3: str, monke
     fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 
+@pytest.mark.parametrize("name", ["[x]*?", "a[b", "[!a] ü", "{a,b}"])
+def test_signs_of_patterns_in_the_name_of_an_output(tmp_path: Path, root: str, name: str) -> None:
+    write_rows(tmp_path, 3)
+    job = make_job(tmp_path, output__path=f"{root}/{name}/out", output__format="parquet")
+    assert run(job, models=FakeModels()).exit_code == 0
+    assert run(job, models=FakeModels()).exit_code == 0
+    assert read_status(remote(f"{root}/{name}/out")).done == 3
+
+
 def test_a_path_is_named_as_it_is_written() -> None:
     pytest.importorskip("aiohttp")
     for path in ("memory://a/b", "http://127.0.0.1:9/rows.jsonl", "https://host/rows.jsonl"):
