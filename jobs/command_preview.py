@@ -92,6 +92,9 @@ def _show(request: Request, completion: Completion, engine: LoadedModel) -> Iter
     for sample in completion.samples:
         yield f"answer ({len(sample.tokens)} tokens, {sample.finish_reason}):"
         yield answer_text(sample, request.sampling, engine.bounds.eos_ids, engine.tokenizer)
+    if completion.choice_probs is not None and request.sampling.grammar is not None:
+        pairs = zip(request.sampling.grammar.options, completion.choice_probs, strict=True)
+        yield f"choice_probs: {', '.join(f'{text!r} {prob:.3f}' for text, prob in pairs)}"
 
 
 def _failure(error: RowError) -> str:

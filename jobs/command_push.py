@@ -21,7 +21,7 @@ from .status import read_status
 
 _EXAMPLES = 3
 _CARD = "README.md"
-_REPO = re.compile(r"[\w.-]+/[\w.-]+")
+_REPO = re.compile(r"(?!.*(--|\.\.|\.git$))\w([\w.-]*\w)?/(?=.{1,96}$)\w([\w.-]*\w)?", re.ASCII)
 _WORD = re.compile(r"[\w.-]+")
 
 

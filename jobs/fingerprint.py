@@ -66,7 +66,7 @@ def _input_identity(job: Job) -> dict[str, Any]:
 
 def layout_of(job: Job) -> dict[str, Any]:
     """How the output is laid out; a started output keeps its layout."""
-    attempts = {"attempts": True} if job.run.retries else {}
+    attempts = {"run.retries": "above 0, with a column attempts"} if job.run.retries else {}
     return {"output": job.output.model_dump(mode="json", include=set(_LAYOUT)), **attempts}
 
 

@@ -42,6 +42,8 @@ class Arrangement:
 
     def describe(self) -> str:
         """One line for people; blocks are counted from 1."""
+        if not self.rows:
+            return "prompt.reorder: every template stays as it is (no rows, or no neighbouring blocks with fields)"
         if not self.changed:
             return f"prompt.reorder: every template stays as it is (looked at the first {self.rows} rows)"
         parts = [f"{name} as blocks {', '.join(str(at + 1) for at in order)}" for name, order in self.changed.items()]

@@ -298,7 +298,10 @@ def test_a_dry_run_shows_everything_and_asks_nobody(output: Path, hub: FakeHub) 
 @pytest.mark.parametrize(
     ("repo", "options", "message"),
     [
-        ("labels", {}, "must be the id of a data set repository"),
+        *(
+            (name, {}, "must be the id of a data set repository")
+            for name in ("labels", "o/n.git", "o/a--b", "o/a..b", "o/-a", "o/a.", "o/" + "a" * 97)
+        ),
         (REPO, {"split": "../up"}, "--split: must be a word"),
         (REPO, {"config": "a/b"}, "--config: must be a word"),
     ],

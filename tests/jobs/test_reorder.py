@@ -65,6 +65,12 @@ def test_it_is_part_of_the_job(tmp_path: Path) -> None:
         run(make_job(tmp_path, prompt={**PROMPT, "reorder": False}), models=Asked())
 
 
+def test_a_template_without_anything_to_move_says_so(tmp_path: Path) -> None:
+    write(tmp_path, range(20), "topic")
+    alone = make_job(tmp_path, prompt={"text": "{{ id }} {{ topic }}", "reorder": True})
+    assert any("no neighbouring blocks with fields" in line for line in preview_job(alone, 2, FakeModels()))
+
+
 def test_preview_shows_the_prompts_that_a_run_asks(tmp_path: Path) -> None:
     write(tmp_path, range(20), "topic")
     models = FakeModels()

@@ -13,8 +13,10 @@ from tiny import tiny_model
 
 from batchgen.engine import Engine, Grammar, Request
 from batchgen.jobs import Job, cli, run
+from batchgen.jobs.command_preview import preview_job
 from batchgen.jobs.errors import UsageError
 from batchgen.jobs.fingerprint import differences, identity_of, identity_without_model
+from batchgen.jobs.models import Models
 from batchgen.jobs.stop import Stop
 from batchgen.pipeline import annotate
 from batchgen.pipeline.openai_grammar import BadGrammarError
@@ -174,6 +176,9 @@ def test_every_choice_has_its_probability(tmp_path: Path, model: Path) -> None:
         assert sum(probabilities.values()) == pytest.approx(1)
         assert row["completion"] == max(probabilities, key=lambda choice: probabilities[choice])
         assert row["finish_reason"] == "stop"
+    job = make_job(tmp_path, model__path=str(model), generation=generation, output__choice_probs=True)
+    shown = [line for line in preview_job(job, 2, Models()) if line.startswith("choice_probs: 'fox' 0.")]
+    assert len(shown) == 2
 
 
 def test_rows_that_were_cut_are_asked_again(tmp_path: Path, model: Path) -> None:
@@ -207,6 +212,14 @@ def test_a_run_that_was_stopped_asks_again_as_one_that_was_not(tmp_path: Path) -
     rows = read_output(tmp_path / "out")
     assert read_output(tmp_path / "stopped") == rows
     assert {row["attempts"] for row in rows} == {1, 2, 3}
+
+
+def test_retries_that_come_or_go_are_named(tmp_path: Path) -> None:
+    write_rows(tmp_path, 2)
+    job = make_job(tmp_path, run__retries=1, generation={"max_tokens": 8})
+    assert run(job, models=FakeModels()).exit_code == 0
+    with pytest.raises(UsageError, match=r"different job \(run\.retries: was .*, is absent\)"):
+        run(make_job(tmp_path, generation={"max_tokens": 8}), models=FakeModels())
 
 
 @pytest.mark.parametrize(
