@@ -505,7 +505,7 @@ def test_the_card_shows_the_steps(tmp_path: Path) -> None:
 def test_the_example_is_valid() -> None:
     example = Path(__file__).parents[2] / "examples" / "two-steps" / "job.yaml"
     lines = check_job(Job.load(example), FakeModels())
-    assert any(line.startswith("step 2/2 question uses: summary_completion") for line in lines)
+    assert any(line.startswith("step 2/2 topic uses: summary_completion") for line in lines)
 
 
 def test_steps_in_a_store(tmp_path: Path) -> None:
