@@ -4,6 +4,7 @@ A machine without a compiler installs all the same. How to add a source: see ker
 """
 
 import platform
+import sys
 from glob import glob
 from pathlib import Path
 
@@ -26,6 +27,7 @@ X86 = {
     "avx512": [*(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "bf16", "vnni")), "-mfma"],
     "avx2": ["-mavx2", "-mfma"],
 }
+IN_TREE = Path("kernels/native")  # where an editable install keeps them
 SETS = {"portable": [], **(X86 if platform.machine().lower() in ("x86_64", "amd64") else {})}
 
 
@@ -34,8 +36,18 @@ class BuildLibraries(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         shared, self.build_temp = self.build_temp, str(Path(self.build_temp) / ext.name)
-        super().build_extension(ext)
-        self.build_temp = shared
+        try:
+            super().build_extension(ext)
+        except Exception as error:  # setuptools goes on without an optional library: not with the one built before
+            for stale in (
+                Path(self.get_ext_fullpath(ext.name)),
+                IN_TREE / self.get_ext_filename(ext.name.split(".")[-1]),
+            ):
+                stale.unlink(missing_ok=True)
+            print(f"{ext.name} was not built, see the compiler's messages above: {error}", file=sys.stderr)
+            raise
+        finally:
+            self.build_temp = shared
 
     def get_ext_filename(self, ext_name: str) -> str:
         return str(Path(*ext_name.split("."))) + ".so"
