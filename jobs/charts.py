@@ -45,22 +45,29 @@ def charts_of(findings: Findings) -> list[Chart]:
 
 def _speed(course: list[list[Moment]]) -> Chart:
     times, (prompt, output) = _joined(course, ("prompt", "output"))
+    drawn = any(prompt) or any(output)
     figure = go.Figure()
     for name, values, colour in (("prompt", prompt, _BLUE), ("output", output, _ORANGE)):
         figure.add_scatter(
-            x=times, y=values, name=name, mode="lines", line={"color": colour, "width": 2, "shape": "vh"}
+            x=times, y=values, name=name, mode=_mode(course), line={"color": colour, "width": 2, "shape": "vh"}
         )
-    caption = f"Prompt tokens count reused ones too; {_runs_in_words(course)}"
-    return _chart("speed", "Tokens per second", caption, figure, "seconds of work", "tokens/s", bool(times))
+    caption = f"Prompt tokens count reused ones too; {_runs_in_words(course)}" if drawn else "nothing was computed"
+    return _chart("speed", "Tokens per second", caption, figure, "seconds of work", "tokens/s", drawn)
 
 
 def _memory(course: list[list[Moment]]) -> Chart:
     times, (kv_use,) = _joined(course, ("kv_use",))
     figure = go.Figure()
-    figure.add_scatter(x=times, y=kv_use, mode="lines", fill="tozeroy", line={"color": _GREEN, "width": 2})
-    figure.update_yaxes(tickformat=".0%", rangemode="tozero")
-    caption = "Share of KV blocks in use, at the moments of the log"
-    return _chart("memory", "KV cache", caption, figure, "seconds of work", "", bool(times))
+    figure.add_scatter(x=times, y=kv_use, mode=_mode(course), fill="tozeroy", line={"color": _GREEN, "width": 2})
+    figure.update_yaxes(tickformat=".3~%", rangemode="tozero")
+    drawn = any(kv_use)
+    caption = "Share of KV blocks in use, at the moments of the log" if drawn else "the log saw no block in use"
+    return _chart("memory", "KV cache", caption, figure, "seconds of work", "", drawn)
+
+
+def _mode(course: list[list[Moment]]) -> str:
+    """A run that has one moment is a point, which a line alone does not show."""
+    return "lines+markers" if any(len(run) == 1 for run in course) else "lines"
 
 
 def _joined(course: list[list[Moment]], names: tuple[str, ...]) -> tuple[list[float | None], list[list[Any]]]:
@@ -115,7 +122,7 @@ def _reasons(reasons: dict[str, int]) -> Chart:
         x=[reasons[name] for name in names], y=names, orientation="h", text=[f"{reasons[name]:,}" for name in names],
         textposition="outside", cliponaxis=False, marker_color=[_REASON_COLOURS[name] for name in names],
     )  # fmt: skip
-    caption = "stop: the model or a stop string ended the answer; length: max_tokens did"
+    caption = "stop: the model or a stop string ended the answer; length: max_tokens did" if names else "no row has any"
     return _chart("reasons", "Why answers ended", caption, figure, "answers", "", bool(names))
 
 
@@ -146,7 +153,9 @@ def _groups(groups: list[dict[str, Any]]) -> Chart:
         hovertemplate="%{customdata[0]:,} rows share %{customdata[1]:,} tokens: %{x:,} saved<extra></extra>",
     )  # fmt: skip
     figure.update_yaxes(autorange="reversed")
-    caption = "Prompt tokens that need no computing because of a group's common prefix; the groups are listed below"
+    caption = "no rows begin alike"
+    if groups:
+        caption = "Prompt tokens that need no computing because of a group's common prefix; the groups are listed below"
     return _chart("groups", "What prefix groups save", caption, figure, "tokens", "", bool(groups))
 
 

@@ -3,6 +3,7 @@
 Knows Ray, which is imported when a cluster is started and needed for nothing else.
 """
 
+import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -12,7 +13,7 @@ from batchgen.engine.request import Request
 from ..errors import JobError, UsageError
 from .engine import Facts, Progress, WorkerLostError
 
-_START_SECONDS = 60.0
+_CONNECT_SECONDS = 10.0
 
 
 class RayCluster:
@@ -27,6 +28,8 @@ class RayCluster:
             import ray
         except ImportError as error:
             raise UsageError("--on ray: Ray is not installed; pip install 'batchgen[ray]'") from error
+        if address:
+            _require_listener(address)
         self._ray: Any = ray
         place: dict[str, Any] = {"address": address} if address else {"include_dashboard": False}
         try:
@@ -65,6 +68,17 @@ class RayCluster:
             arguments = {**arguments, "memory": _share(arguments["memory"], num_workers)}
         actor = ray.remote(_Actor).options(max_concurrency=4, scheduling_strategy="SPREAD", **options)
         return RayWorker(ray, actor.remote(dict(arguments), threads))
+
+
+def _require_listener(address: str) -> None:
+    """Raises JobError when nothing answers at HOST:PORT, for which Ray itself waits some minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon:
+        return  # a name like auto
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise JobError(f"--on ray: no cluster at {address} ({error})") from error
 
 
 def _may_use_gpu(device: str) -> bool:

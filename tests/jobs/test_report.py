@@ -15,7 +15,7 @@ from job_files import make_job, read_output, write_rows
 
 from batchgen.engine.request import Request
 from batchgen.jobs import cli, run
-from batchgen.jobs.charts import charts_of
+from batchgen.jobs.charts import _memory, _speed, charts_of
 from batchgen.jobs.command_report import report_output
 from batchgen.jobs.findings import Moment, _moments, _thin, read_findings
 from batchgen.jobs.outcomes import parse_retry
@@ -121,7 +121,16 @@ def test_no_rows_at_all(tmp_path: Path) -> None:
     run(make_job(tmp_path), models=FakeModels())
     page = report_output(tmp_path / "out").read_text()
     assert "Nothing to show" in page
-    assert set(figures(page)) == {"speed", "memory", "reasons"}
+    assert set(figures(page)) == {"memory", "reasons"}
+    assert "Nothing to show: no rows begin alike" in page
+
+
+def test_a_run_with_one_moment_is_seen_and_small_shares_differ() -> None:
+    course = [[Moment(2.0, 2.0, 15.0, 3.0, 0.0004)]]
+    for chart in (_speed(course), _memory(course)):
+        assert chart.figure is not None
+        assert chart.figure["data"][0]["mode"] == "lines+markers"
+    assert _memory(course).figure["layout"]["yaxis"]["tickformat"] == ".3~%"  # type: ignore[index]
 
 
 def test_rates_are_those_between_two_events() -> None:

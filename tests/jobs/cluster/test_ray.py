@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from tiny import tiny_model
 from batchgen.engine.plan import plan
 from batchgen.jobs import Job, cli, run
 from batchgen.jobs.cluster.models import models_on
-from batchgen.jobs.errors import UsageError
+from batchgen.jobs.errors import JobError, UsageError
 from batchgen.pipeline import annotate
 from batchgen.pipeline.ray import Annotate
 
@@ -138,6 +139,21 @@ def test_without_ray_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(UsageError, match=r"pip install 'batchgen\[ray\]'"):
         RayCluster(None)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:{port}", "ray://127.0.0.1:{port}", "127.0.0.1:99999", "127.0.0.1:x"])
+def test_an_address_where_nothing_listens_is_told_at_once(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    from batchgen.jobs.cluster.ray_cluster import RayCluster
+
+    def wait_for_ever(*_: Any, **__: Any) -> None:
+        raise AssertionError("Ray would wait for minutes")
+
+    monkeypatch.setattr("ray.init", wait_for_ever)
+    with socket.socket() as bound:  # bound and not listening: nobody else gets the port
+        bound.bind(("127.0.0.1", 0))
+        address = address.format(port=bound.getsockname()[1])
+        with pytest.raises(JobError, match=rf"--on ray: no cluster at {address} \("):
+            RayCluster(address)
 
 
 # map_batches
