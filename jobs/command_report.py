@@ -141,16 +141,11 @@ def _steps(findings: Findings) -> Iterator[dict[str, Any]]:
 
 
 def _failures(findings: Findings) -> dict[str, Any]:
-    rows = [
-        [failure.code, failure.stage, f"{failure.rows:,}", f"row {position}: {message}"]
-        for failure in findings.failures
-        for position, message in failure.examples[:1]
-    ]
-    more = {failure.code: failure.examples[1:] for failure in findings.failures}
     shown = []
-    for row in rows:
-        shown.append(row)
-        shown += [["", "", "", f"row {position}: {message}"] for position, message in more[row[0]]]
+    for failure in findings.failures:
+        for at, (position, message) in enumerate(failure.examples):
+            kind = ["", "", ""] if at else [failure.code, failure.stage, f"{failure.rows:,}"]
+            shown.append([*kind, f"row {position}: {message}"])
     return {
         "title": "Failures", "names": ["code", "stage", "rows", "examples"], "numbers": [2], "rows": shown,
         "nothing": "No row failed.",

@@ -21,6 +21,8 @@ from .pieces import Pieces
 _LOSSES_PER_WORKER = 2  # workers that may die in the place of one before the run is given up
 _COMPLETIONS_AHEAD = 4096
 _PAUSE_SECONDS = 0.05
+_LOADING_SECONDS = 1.0
+_GAUGES = ("running", "kv_blocks_used", "kv_blocks_peak", "kv_blocks_total")
 
 
 class WorkerLostError(Exception):
@@ -47,8 +49,8 @@ class Progress:
 class Worker(Protocol):
     """An engine somewhere else. Every call raises WorkerLostError when it is gone."""
 
-    def facts(self) -> Facts:
-        """Waits until the model is loaded. Raises JobError when it cannot be."""
+    def facts(self, seconds: float) -> Facts | None:
+        """Waits so long for the model to be loaded; None while it is not. It is lost when loading fails."""
         ...
 
     def begin(self) -> None:
@@ -72,6 +74,7 @@ class _Desk:
 
     number: int
     worker: Worker
+    loaded: bool = True
     open: dict[int, Request] = field(default_factory=dict)
     given: int = 0  # rows of the last piece
     waiting: int = 0
@@ -88,7 +91,7 @@ class ClusterEngine:
         self.statistics = Statistics()
         self._hire = hire
         self._workers = [hire(number) for number in range(num_workers)]
-        facts = [worker.facts() for worker in self._workers]
+        facts = [_wait_for(worker) for worker in self._workers]
         self.bounds = facts[0]
         self.resolved = {**facts[0].resolved, "workers": num_workers}
         self._interrupted = threading.Event()
@@ -168,6 +171,8 @@ class ClusterEngine:
         put: Callable[[Completion | Exception | None], None],
     ) -> bool:
         """One exchange with the worker; False when neither it nor anybody else has work that may come to it."""
+        if not desk.loaded and not self._welcome(desk, pieces):
+            return _is_needed(desk, desks, pieces)
         hungry = desk.waiting <= desk.given // 2
         piece = pieces.take(desk.number) if hungry else None
         requests = list(piece.requests) if piece is not None else []
@@ -200,16 +205,45 @@ class ClusterEngine:
         pieces.give_back(list(desk.open.values()))
         desk.open.clear()
         desk.given = desk.waiting = 0
-        desk.earlier = total([desk.earlier, desk.statistics])
+        desk.earlier = total([desk.earlier, past(desk.statistics)])
         desk.statistics = Statistics()
         desk.worker = self._workers[desk.number] = self._hire(desk.number)
-        desk.worker.facts()
-        desk.worker.begin()
+        desk.loaded = False
+
+    def _welcome(self, desk: _Desk, pieces: Pieces) -> bool:
+        """Whether the worker in a dead one's place can begin. It may die, too, and may never get a machine."""
+        try:
+            desk.loaded = desk.worker.facts(_LOADING_SECONDS) is not None
+            if desk.loaded:
+                desk.worker.begin()
+        except WorkerLostError as error:
+            self._replace(desk, pieces, error)
+        return desk.loaded
 
     def _sum(self, desks: list[_Desk]) -> None:
         summed = total([part for desk in desks for part in (desk.earlier, desk.statistics)])
         for item in fields(Statistics):
             setattr(self.statistics, item.name, getattr(summed, item.name))
+
+
+def _wait_for(worker: Worker) -> Facts:
+    """What a worker says once it is loaded. Raises JobError when it cannot be."""
+    try:
+        while (facts := worker.facts(_LOADING_SECONDS)) is None:
+            pass
+    except WorkerLostError as error:
+        raise JobError(str(error)) from error
+    return facts
+
+
+def _is_needed(desk: _Desk, desks: list[_Desk], pieces: Pieces) -> bool:
+    """Whether there are rows that only the worker to come may be there to do."""
+    if any(other.open for other in desks):
+        return True
+    piece = pieces.take(desk.number)
+    if piece is not None:
+        pieces.give_back(piece.requests)
+    return piece is not None
 
 
 def _bare(request: Request) -> Request:
@@ -225,6 +259,11 @@ def _alive(requests: Iterable[Request], put: Callable[[Completion], None]) -> It
             yield request
         else:
             put(Completion(request.key, (), error=request.error, tag=request.tag))
+
+
+def past(statistics: Statistics) -> Statistics:
+    """What is left of a run that is over: its counters, not the gauges of its last step."""
+    return replace(statistics, **dict.fromkeys(_GAUGES, 0))
 
 
 def total(parts: Iterable[Statistics]) -> Statistics:

@@ -4,6 +4,7 @@ Knows Ray, which is imported when a cluster is started and needed for nothing el
 """
 
 import socket
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -124,15 +125,17 @@ class RayWorker:
     def __init__(self, ray: Any, actor: Any) -> None:
         self._ray = ray
         self._actor = actor
+        self._facts = actor.facts.remote()
+        self._interrupted = threading.Event()
 
-    def facts(self) -> Facts:
-        try:
-            facts: Facts = self._call(self._actor.facts.remote())
-        except WorkerLostError as error:
-            raise JobError(str(error)) from error
-        return facts
+    def facts(self, seconds: float) -> Facts | None:
+        if self._interrupted.is_set():
+            raise WorkerLostError("interrupted while it loaded")
+        ready, _ = self._ray.wait([self._facts], timeout=seconds)
+        return self._call(self._facts) if ready else None
 
     def begin(self) -> None:
+        self._interrupted.clear()
         self._call(self._actor.begin.remote())
 
     def advance(self, requests: Sequence[Request], low: int, last: bool) -> Progress:
@@ -140,6 +143,7 @@ class RayWorker:
         return progress
 
     def interrupt(self) -> None:
+        self._interrupted.set()
         with suppress(Exception):  # a worker that is gone does not run
             self._actor.interrupt.remote()
 

@@ -12,7 +12,7 @@ from typing import Any
 from batchgen.engine.request import Completion, Request
 from batchgen.engine.statistics import Statistics
 
-from .engine import Facts, Progress, total
+from .engine import Facts, Progress, past, total
 
 _LINGER_SECONDS = 0.5  # how long an exchange waits for something to tell
 
@@ -39,6 +39,7 @@ class WorkerSession:
         self._thread.start()
 
     def facts(self) -> Facts:
+        """What is known of the engine."""
         return Facts(dict(self._engine.resolved), self._engine.bounds.eos_ids)
 
     def begin(self) -> None:
@@ -90,7 +91,7 @@ class WorkerSession:
             except Exception as error:
                 self._error = error
             with self._changed:
-                self._earlier = total([self._earlier, self._engine.statistics])
+                self._earlier = total([self._earlier, past(self._engine.statistics)])
                 self._engine.statistics = Statistics()
                 self._busy = False
                 self._changed.notify_all()

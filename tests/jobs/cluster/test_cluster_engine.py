@@ -11,7 +11,7 @@ from fake_models import FakeEngine
 
 from batchgen.engine.request import Completion, Request, RowError, Sampling, Usage
 from batchgen.engine.statistics import Statistics
-from batchgen.jobs.cluster.engine import ClusterEngine, Facts, Progress, WorkerLostError
+from batchgen.jobs.cluster.engine import ClusterEngine, Facts, Progress, WorkerLostError, past
 from batchgen.jobs.cluster.session import WorkerSession
 from batchgen.jobs.errors import JobError
 
@@ -30,12 +30,19 @@ class LocalWorker:
 
     engine: FakeEngine
     lives: float = float("inf")
+    never: bool = False  # it never gets a machine
+    dies_loading: bool = False
     session: WorkerSession = field(init=False)
 
     def __post_init__(self) -> None:
         self.session = WorkerSession(self.engine)
 
-    def facts(self) -> Facts:
+    def facts(self, seconds: float) -> Facts | None:
+        if self.never:
+            time.sleep(0.01)
+            return None
+        if self.dies_loading:
+            raise WorkerLostError("no such library")
         return self.session.facts()
 
     def begin(self) -> None:
@@ -108,6 +115,51 @@ def test_rows_of_dead_workers_are_done_again(lives: int) -> None:
 def test_workers_that_always_die_end_the_run() -> None:
     with pytest.raises(JobError, match="workers died 5 times, the last with: killed"):
         list(cluster(lambda number: LocalWorker(CountingEngine(), lives=1)).run(rows(400)))
+
+
+def test_a_replacement_that_never_comes_holds_nobody_up() -> None:
+    hired: list[int] = []
+
+    def hire(number: int) -> LocalWorker:
+        hired.append(number)
+        return LocalWorker(CountingEngine(), lives=2 if number == 0 else float("inf"), never=hired.count(number) > 1)
+
+    found = list(cluster(hire).run(rows(400)))
+    assert sorted(one.key for one in found) == list(range(400))
+    assert sorted(hired) == [0, 0, 1]
+
+
+def test_a_replacement_that_dies_while_it_loads_is_one_more_loss() -> None:
+    hired: list[int] = []
+
+    def hire(number: int) -> LocalWorker:
+        hired.append(number)
+        return LocalWorker(
+            CountingEngine(), lives=2 if hired.count(0) == 1 and number == 0 else float("inf"),
+            dies_loading=number == 0 and hired.count(0) == 2,
+        )  # fmt: skip
+
+    found = list(cluster(hire).run(rows(400)))
+    assert sorted(one.key for one in found) == list(range(400))
+    assert sorted(hired) == [0, 0, 0, 1]
+
+
+def test_a_worker_that_cannot_load_at_the_start_ends_the_run() -> None:
+    with pytest.raises(JobError, match="no such library"):
+        cluster(lambda number: LocalWorker(CountingEngine(), dies_loading=True))
+
+
+def test_an_interrupt_does_not_wait_for_a_replacement() -> None:
+    engine = cluster(lambda number: LocalWorker(CountingEngine(), lives=1), 1)
+    engine._hire = lambda number: LocalWorker(CountingEngine(), never=True)
+    run = engine.run(rows(400))
+    threading.Timer(0.3, engine.interrupt).start()
+    assert len(list(run)) < 400
+
+
+def test_gauges_of_the_past_do_not_add_up() -> None:
+    gauges = Statistics(output_tokens=5, kv_blocks_used=3, kv_blocks_total=9, running=2)
+    assert past(gauges) == Statistics(output_tokens=5)
 
 
 def test_an_error_of_an_engine_is_the_run_s() -> None:
