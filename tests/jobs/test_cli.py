@@ -176,7 +176,9 @@ def test_schema_is_that_of_the_job(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = invoke(capsys, "schema")
     schema = json.loads(out)
     assert code == 0
-    assert set(schema["properties"]) == {"name", "model", "input", "prompt", "generation", "output", "engine", "run"}
+    assert set(schema["properties"]) == {
+        "name", "model", "input", "prompt", "generation", "steps", "output", "engine", "run",
+    }  # fmt: skip
     assert schema["additionalProperties"] is False
     assert schema["$defs"]["GenerationSettings"]["properties"]["max_tokens"]["default"] == 256
 
@@ -368,6 +370,8 @@ def test_a_job_whose_rows_all_fail_is_not_silent(
 def test_what_the_engine_came_to_is_told_and_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_rows(tmp_path, 3)
     run_command(make_job(tmp_path), models=FakeModels())
-    assert capsys.readouterr().err.splitlines()[1] == "engine: device cpu, dtype float32, weights native"
+    told = capsys.readouterr().err.splitlines()
+    assert told[1].startswith("formats: not measured")
+    assert told[2] == "engine: device cpu, dtype float32, weights native"
     resolved = {"device": "cpu", "dtype": "float32", "weights": "native"}
     assert manifest(tmp_path / "out")["settings"]["resolved_engine"] == resolved
