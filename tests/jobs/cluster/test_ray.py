@@ -3,6 +3,8 @@
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -102,6 +104,25 @@ def test_a_worker_that_is_killed_loses_no_row(tmp_path: Path, model: Path) -> No
     rows = read_output(tmp_path / "out")
     assert len(rows) == GROUPS * ROWS
     assert {row["finish_reason"] for row in rows} == {"length"}
+
+
+@pytest.mark.slow
+def test_a_signal_ends_the_run_cleanly_and_the_workers_with_it(tmp_path: Path, model: Path) -> None:
+    write_groups(tmp_path)
+    a_job(tmp_path, model, generation__max_tokens=400, generation__ignore_eos=True, engine__max_sequences=4)
+    command = [str(Path(sys.executable).with_name("batchgen")), "run", str(tmp_path / "job.yaml")]
+    process = subprocess.Popen([*command, "--on", "ray", "--workers", "2"], stderr=subprocess.PIPE, text=True)
+    for _ in range(1200):
+        if any((tmp_path / "out").glob("__batchgen__/journal/*.arrow")):
+            break
+        time.sleep(0.1)
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 143, said
+    assert "the same command continues" in said
+    assert family
+    assert not psutil.wait_procs(family, timeout=20)[1]
 
 
 def test_names_of_clusters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
