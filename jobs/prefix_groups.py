@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from batchgen.engine.plan import common_prefix
 from batchgen.engine.request import Completion, Request
 from batchgen.pipeline.flow import Generator
 
@@ -36,13 +37,13 @@ class PrefixGroups:
     def __init__(self) -> None:
         self.largest: list[Group] = []
         self._open: list[tuple[int, int]] = [(0, 0)]  # length of a common prefix, and the first row that has it
-        self._before: NDArray[np.int64] = np.empty(0, np.int64)
+        self._before: NDArray[np.uint32] = np.empty(0, np.uint32)
         self._rows = 0
 
     def add(self, prompt: Sequence[int]) -> None:
         """The next prompt."""
-        tokens = np.asarray(prompt, np.int64)
-        self._end_longer_than(_common(self._before, tokens))
+        tokens = np.asarray(prompt, np.uint32)
+        self._end_longer_than(common_prefix(self._before, tokens))
         self._before = tokens
         self._rows += 1
 
@@ -73,12 +74,6 @@ class PrefixGroups:
         prefix = self._before[:length]
         ends = tuple(prefix[:_KEPT].tolist()), tuple(prefix[_KEPT:][-_KEPT:].tolist())
         self.largest = heapq.nlargest(MOST, [*self.largest, Group((length - above) * (rows - 1), rows, length, *ends)])
-
-
-def _common(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
-    length = min(len(one), len(other))
-    differs = one[:length] != other[:length]
-    return int(differs.argmax()) if differs.any() else length
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from .chat import Chat, last_user, with_content
 from .text import REPLACEMENT
 
 Side = Literal["truncate_left", "truncate_right"]
-Encode = Callable[[str], list[int]]
 
 
 class Codec(Protocol):

@@ -27,9 +27,6 @@ class StepTimes:
         else:
             self._means[size] = known + WEIGHT * (min(seconds, OUTLIER * known) - known)
 
-    def knows(self, num_tokens: int) -> bool:
-        return rounded(num_tokens) in self._means
-
     def seconds(self, num_tokens: int) -> float:
         """An estimate; 0 while nothing is known. Outside of what was measured: flat up to RIDGE, then HOPE says."""
         sizes = self._sizes

@@ -8,11 +8,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice, pairwise
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from batchgen.engine.plan import common_prefix
 from batchgen.engine.request import Request
 
 PIECES_PER_WORKER = 8  # of one batch of rows: what the last worker may have left when the others are done, at most
@@ -30,13 +29,6 @@ class Piece:
     cost: float
 
 
-def common_length(first: Sequence[int] | NDArray[Any], second: Sequence[int] | NDArray[Any]) -> int:
-    """Tokens that two prompts have in common from their start."""
-    length = min(len(first), len(second))
-    differs = np.asarray(first[:length]) != np.asarray(second[:length])
-    return int(differs.argmax()) if differs.any() else length
-
-
 def cut(requests: Sequence[Request], num_pieces: int) -> list[Piece]:
     """At most `num_pieces` pieces of about equal cost, cut where neighbours share least.
 
@@ -45,8 +37,8 @@ def cut(requests: Sequence[Request], num_pieces: int) -> list[Piece]:
     """
     if not requests:
         return []
-    prompts = [np.asarray(request.prompt) for request in requests]
-    common = [0, *(common_length(one, other) for one, other in pairwise(prompts))]
+    prompts = [np.asarray(request.prompt, np.uint32) for request in requests]
+    common = [0, *(common_prefix(one, other) for one, other in pairwise(prompts))]
     costs = [
         len(request.prompt) - shared + _ANSWER_SHARE * request.sampling.max_tokens * request.sampling.n
         for request, shared in zip(requests, common, strict=True)

@@ -12,25 +12,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..native.library import NUMBERS
+from ..panels import OUTPUTS
+from ..panels.native import VALUES_PER_SLICE, multiply
 from ..panels.reference import dequantise
 from . import Fp8Weight, check_group
-
-OUTPUTS = 16  # of a panel
-VALUES_PER_SLICE = (1 << 15) - 1  # fewer than torch would spread over its threads
 
 
 class _Weight(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("codes", "scale")),
         *((name, ctypes.c_int64) for name in ("outputs", "inputs", "groups", "group")),
-    )
-
-
-class _Call(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "bias", "out")),
-        *((name, ctypes.c_int64) for name in ("tokens", "x_stride", "out_stride", "x_bfloat16", "out_bfloat16")),
     )
 
 
@@ -77,18 +68,4 @@ def _pairs(codes: Tensor) -> Tensor:
 
 def linear(library: Any, x: Tensor, panels: Fp8Panels, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """x [T, H] times the weight transposed, plus bias float32, as [T, O] in `dtype`; see the contract."""
-    outputs, inputs = panels.shape
-    if x.shape[1] != inputs:
-        raise ValueError(f"fp8 linear: x has {x.shape[1]} inputs, the weight {inputs}")
-    if not {x.dtype, dtype} <= NUMBERS:
-        return linear(library, x.float(), panels, bias, torch.float32).to(dtype)
-    if x.stride(1) != 1:
-        x = x.contiguous()
-    out = torch.empty((len(x), outputs), dtype=dtype)
-    if len(x):
-        call = _Call(
-            *(x.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr()),
-            *(len(x), x.stride(0), outputs, x.dtype == torch.bfloat16, dtype == torch.bfloat16),
-        )
-        library.batchgen_linear_fp8(ctypes.byref(panels.address), ctypes.byref(call))
-    return out
+    return multiply(library.batchgen_linear_fp8, x, panels, bias, dtype)

@@ -33,7 +33,9 @@ class _Weight(ctypes.Structure):
     )
 
 
-class _Call(ctypes.Structure):
+class Call(ctypes.Structure):
+    """A batch and where its products go; the fields stand in the same order in the .cpp files."""
+
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "bias", "out")),
         *((name, ctypes.c_int64) for name in ("tokens", "x_stride", "out_stride", "x_bfloat16", "out_bfloat16")),
@@ -83,20 +85,25 @@ def pack_int4(weight: Int4Weight) -> Panels:
 
 def linear(library: Any, x: Tensor, panels: Panels, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """x [T, H] times the weight transposed, plus bias float32, as [T, O] in `dtype`; see the contracts."""
+    return multiply(library.batchgen_panels, x, panels, bias, dtype)
+
+
+def multiply(entry: Any, x: Tensor, panels: Any, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """The product by an entry of the library; `panels` has the weight's `shape` and the `address` it is known by."""
     outputs, inputs = panels.shape
     if x.shape[1] != inputs:
         raise ValueError(f"quantised linear: x has {x.shape[1]} inputs, the weight {inputs}")
     if not {x.dtype, dtype} <= NUMBERS:
-        return linear(library, x.float(), panels, bias, torch.float32).to(dtype)
+        return multiply(entry, x.float(), panels, bias, torch.float32).to(dtype)
     if x.stride(1) != 1:
         x = x.contiguous()
     out = torch.empty((len(x), outputs), dtype=dtype)
     if len(x):
-        call = _Call(
+        call = Call(
             *(x.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr()),
             *(len(x), x.stride(0), outputs, x.dtype == torch.bfloat16, dtype == torch.bfloat16),
         )
-        library.batchgen_panels(ctypes.byref(panels.address), ctypes.byref(call))
+        entry(ctypes.byref(panels.address), ctypes.byref(call))
     return out
 
 

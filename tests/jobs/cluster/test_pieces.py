@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchgen.engine.plan import plan
+from batchgen.engine.plan import common_prefix, plan
 from batchgen.engine.request import Request, Sampling
 from batchgen.jobs.cluster import pieces as module
-from batchgen.jobs.cluster.pieces import Piece, Pieces, common_length, cut
+from batchgen.jobs.cluster.pieces import Piece, Pieces, cut
 
 prompts_strategy = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), max_size=40)
 
@@ -51,7 +52,7 @@ def test_pieces_cost_about_the_same() -> None:
 
 @given(st.lists(st.integers(0, 3)), st.lists(st.integers(0, 3)))
 def test_common_length(first: list[int], second: list[int]) -> None:
-    length = common_length(first, second)
+    length = common_prefix(np.array(first, np.uint32), np.array(second, np.uint32))
     assert first[:length] == second[:length]
     assert length == min(len(first), len(second)) or first[length] != second[length]
 
