@@ -165,8 +165,9 @@ def entries(
         form = "gguf" if name == "llama.cpp" else "native"
         yield bench.entry(workload, name, form, peer_measure(bench, peer, workload, peer_rows))
     for name, changes in ABLATIONS.items() if off else ():
-        changed = bench.ours(workload, changes.get("weights", weights[-1]), **changes)
-        entry = bench.entry(workload, name, changes.get("weights", weights[-1]), changed)
+        options = {"weights": weights[-1], **changes}
+        changed = bench.ours(workload, **options)
+        entry = bench.entry(workload, name, options["weights"], changed)
         yield replace(entry, alike=alike(measure, changed))
 
 
