@@ -167,4 +167,14 @@ def cpu_kernels() -> Kernels:
     return NativeKernels(sets[0])
 
 
-TABLES: dict[str, Callable[[], Kernels]] = {"cpu": cpu_kernels}
+@cache
+def gpu_kernels() -> Kernels:
+    """The Triton kernels. Raises ValueError where Triton is not installed."""
+    try:
+        from .gpu_table import GpuKernels
+    except ModuleNotFoundError as error:
+        raise ValueError(f"device 'cuda' needs Triton: pip install triton ({error})") from error
+    return GpuKernels()
+
+
+TABLES: dict[str, Callable[[], Kernels]] = {"cpu": cpu_kernels, "cuda": gpu_kernels}

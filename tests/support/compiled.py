@@ -1,0 +1,106 @@
+"""Compiles a planned launch for a GPU that is not there, and reads what the compiler made of it.
+
+Triton compiles from types alone: the tensors of the launch may be on the meta device. What a program needs of registers
+and of the stack, where spilled registers go, is read from the machine code with the vendor's own tool.
+"""
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from batchgen.kernels.launch import Launch
+
+CAPABILITIES = (80, 90, 100)
+SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # bytes of one program
+MATRIX_INSTRUCTION = {80: r"\bmma\.sync", 90: r"\bwgmma\.mma_async", 100: r"\btcgen05\.mma"}
+_TYPES = {
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float8_e4m3fn: "fp8e4nv",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.bool: "i1",
+    torch.int16: "i16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Compiled for one capability. `stack` in bytes a thread: above 0, registers were spilled."""
+
+    capability: int
+    ptx: str
+    shared: int
+    registers: int
+    stack: int
+
+    def matrix_instructions(self) -> int:
+        """Of the kind that reaches the rate of this capability."""
+        return len(re.findall(MATRIX_INSTRUCTION[self.capability], self.ptx))
+
+    def widest_loads(self) -> int:
+        """Loads and asynchronous copies of 16 bytes a thread."""
+        vector = r"ld\.global[\w.:]*\.v4\.b32|ld\.global[\w.:]*\.v2\.b64|cp\.async\.c[ag][\w.:]*\s.*?, (0x)?16"
+        return len(re.findall(vector, self.ptx))
+
+
+def compile_launch(launch: Launch, capability: int) -> Program:
+    """The launch's kernel as it would be compiled on a device of this capability (90 for H100 and H200)."""
+    source = ASTSource(launch.kernel, *_signature(launch))
+    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    registers, stack = _resources(compiled.asm["cubin"])
+    return Program(capability, compiled.asm["ptx"], compiled.metadata.shared, registers, stack)
+
+
+def _signature(launch: Launch) -> tuple[dict[str, str], dict[Any, Any], dict[Any, Any]]:
+    """Types, constants and alignments of the parameters, by the rules of a launch."""
+    names = launch.kernel.arg_names
+    types, constants, attributes = {}, {}, {}
+    for place, (name, value) in enumerate(zip(names, launch.arguments, strict=False)):
+        types[name], aligned = _type(value)
+        if types[name] == "constexpr":
+            constants[(place,)] = value
+        if aligned:
+            attributes[(place,)] = [["tt.divisibility", 16]]
+    for name, value in launch.constants.items():
+        types[name] = "constexpr"
+        constants[(names.index(name),)] = value
+    return {name: types[name] for name in names}, constants, attributes
+
+
+def _type(value: Any) -> tuple[str, bool]:
+    if isinstance(value, torch.Tensor):
+        return f"*{_TYPES[value.dtype]}", True
+    if value is None or value is True or value is False or (isinstance(value, int) and value == 1):
+        return "constexpr", False
+    if isinstance(value, int):
+        return ("i32" if -(2**31) <= value < 2**31 else "i64"), value % 16 == 0
+    return "fp32", False
+
+
+@cache
+def _dump_tool() -> str:
+    return str(triton.knobs.nvidia.cuobjdump.path)
+
+
+def _resources(cubin: bytes) -> tuple[int, int]:
+    """Registers and bytes of stack of a thread."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(cubin)
+        text = subprocess.run([_dump_tool(), "-res-usage", path], capture_output=True, text=True, check=True).stdout
+    usage = dict(re.findall(r"\b(REG|STACK|LOCAL):(\d+)", text))
+    return int(usage["REG"]), int(usage["STACK"]) + int(usage["LOCAL"])

@@ -1,0 +1,108 @@
+"""Runs the cases of the Triton kernels in Triton's interpreter, in a process of its own, and prints what came out.
+
+Run as a program with TRITON_INTERPRET=1 (which Triton reads as it is imported, so no other test may see it): a line of
+JSON for every op, case and dtype. `outcomes()` runs it once and gives the lines to tests, which judge them. bfloat16 is
+left out: the interpreter multiplies and rounds it wrongly.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+DTYPES = ("float32", "float16")
+MOST_ELEMENTS = 400_000  # of a case: the interpreter takes milliseconds for every program
+MOST_OPERATIONS = 40_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How far a case was off, in units of its tolerance; `error` is the last line of an exception."""
+
+    op: str
+    case: str
+    dtype: str
+    off: float
+    error: str = ""
+
+
+@cache
+def outcomes() -> dict[tuple[str, str, str], Outcome]:
+    """By op, case and dtype."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).resolve())], env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise AssertionError(f"the interpreter run failed:\n{done.stderr[-3000:]}")
+    found = [Outcome(**json.loads(line)) for line in done.stdout.splitlines()]
+    return {(one.op, one.case, one.dtype): one for one in found}
+
+
+def small(op: object, case: object) -> bool:
+    """Whether the interpreter can be asked to run a case."""
+    return case.elements <= MOST_ELEMENTS and case.operations <= MOST_OPERATIONS  # type: ignore[attr-defined]
+
+
+def plan() -> list[tuple[str, str, str]]:
+    """(op, case, dtype) of all that is run: the ops that the table has kernels of its own for."""
+    from batchgen.kernels.cases import OPS
+    from batchgen.kernels.gpu_table import GpuKernels
+
+    return [
+        (op.name, case.name, dtype)
+        for op in OPS
+        for case in op.cases
+        for dtype in DTYPES
+        if op.name in vars(GpuKernels) and small(op, case) and _wanted(op, dtype)
+    ]
+
+
+def _wanted(op: object, dtype: str) -> bool:
+    """Ops with one dtype alone (logits) are run in it; the others in both."""
+    return dtype == "float32" or len(op.tolerance) > 1  # type: ignore[attr-defined]
+
+
+def _run() -> Iterator[Outcome]:
+    import torch
+
+    from batchgen.kernels.cases import OPS
+    from batchgen.kernels.gpu_table import GpuKernels
+
+    kernels, wanted = GpuKernels(), set(plan())
+    for op, case, dtype in ((op, case, dtype) for op in OPS for case in op.cases for dtype in DTYPES):
+        if (op.name, case.name, dtype) in wanted:
+            off, problem = _outcome(kernels, op, case, getattr(torch, dtype))
+            yield Outcome(op.name, case.name, dtype, off, problem)
+
+
+def _outcome(kernels: object, op: object, case: object, dtype: object) -> tuple[float, str]:
+    """The largest error over the results in units of the tolerance, and what was raised, if anything."""
+    from batchgen.kernels.case import error
+
+    try:
+        arguments = case.make(dtype)  # type: ignore[attr-defined]
+        results = op.run(kernels, *arguments)  # type: ignore[attr-defined]
+        expected = op.expected(*arguments)  # type: ignore[attr-defined]
+    except Exception as problem:  # every case is reported
+        return float("inf"), f"{type(problem).__name__}: {problem}"[-500:]
+    allowed = tolerance(op, dtype)
+    worst = max(error(result, truth) for result, truth in zip(results, expected, strict=True))
+    return (worst / allowed if allowed else worst), ""
+
+
+def tolerance(op: object, dtype: object) -> float:
+    """Of the dtype; float16 has three bits more than bfloat16, of which two are asked for."""
+    import torch
+
+    known: dict[object, float] = op.tolerance  # type: ignore[attr-defined]
+    return known[torch.bfloat16] / 4 if dtype == torch.float16 else known[torch.float32]
+
+
+if __name__ == "__main__":
+    for outcome in _run():
+        print(json.dumps(asdict(outcome)))
