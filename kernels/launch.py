@@ -1,4 +1,4 @@
-"""One launch of a Triton kernel as a value: what runs, over which grid, with which arguments and compile-time constants.
+"""One launch of a Triton kernel as a value: what runs, over which grid, with which arguments and constants.
 
 Knows the call convention alone. Planning and running are apart, so that the same plan can be compiled where there is no
 device.

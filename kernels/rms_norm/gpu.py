@@ -1,4 +1,4 @@
-"""RMS normalisation by Triton: a program holds one row, so that it is read and written once. Knows strides, not models."""
+"""RMS normalisation by Triton: a program holds one row, which is read and written once. Knows strides, not models."""
 
 import torch
 import triton
@@ -12,7 +12,9 @@ MAX_WARPS = 16
 
 
 @triton.jit
-def normalise(x, residual, weight, out, x_stride, x_inner, inner, width, epsilon, ADD: tl.constexpr, WIDTH: tl.constexpr):
+def normalise(
+    x, residual, weight, out, x_stride, x_inner, inner, width, epsilon, ADD: tl.constexpr, WIDTH: tl.constexpr
+):
     """Row of x [rows / inner, inner, H]; with ADD the residual [rows, H] grows by x first and is what is normalised."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, WIDTH)

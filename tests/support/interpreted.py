@@ -74,7 +74,7 @@ def _run() -> Iterator[Outcome]:
     from batchgen.kernels.gpu_table import GpuKernels
 
     kernels, wanted = GpuKernels(), set(plan())
-    for op, case, dtype in ((op, case, dtype) for op in OPS for case in op.cases for dtype in DTYPES):
+    for op, case, dtype in ((one, case, dtype) for one in OPS for case in one.cases for dtype in DTYPES):
         if (op.name, case.name, dtype) in wanted:
             off, problem = _outcome(kernels, op, case, getattr(torch, dtype))
             yield Outcome(op.name, case.name, dtype, off, problem)
