@@ -35,6 +35,10 @@ class RMSNorm:
     def __call__(self, x: Tensor) -> Tensor:
         return self.kernels.rms_norm(x, self.weight, self.epsilon)
 
+    def after(self, residual: Tensor, x: Tensor) -> Tensor:
+        """The norm of `residual` once x has been added to it, in place."""
+        return self.kernels.add_rms_norm(residual, x, self.weight, self.epsilon)
+
 
 def unchanged(x: Tensor) -> Tensor:
     """The norm of a model without norms on queries and keys."""
@@ -43,7 +47,7 @@ def unchanged(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """norm, q/k/v, rotary, write to the pages, attend, output projection."""
+    """q/k/v, rotary and write to the pages, attend, output projection; `norm` makes what it is called with."""
 
     kernels: Kernels
     spec: ModelSpec
@@ -54,12 +58,12 @@ class Attention:
     key_norm: Callable[[Tensor], Tensor]
     output: Linear
 
-    def __call__(self, hidden: Tensor, batch: Batch, rotary: tuple[Tensor, Tensor], pages: LayerPages) -> Tensor:
-        query, key, value = self._heads(self.qkv(self.norm(hidden)))
-        query, key = self.kernels.rotary(self.query_norm(query), self.key_norm(key), *rotary)
-        self.kernels.write_kv(key, value, batch.slots, pages)
-        attended = self.kernels.attention(query, pages, batch.attention, self.masking)
-        return self.output(attended.reshape(len(hidden), self.spec.query_size))
+    def __call__(self, normed: Tensor, batch: Batch, rotary: tuple[Tensor, Tensor], pages: LayerPages) -> Tensor:
+        query, key, value = self._heads(self.qkv(normed))
+        query, key = self.query_norm(query), self.key_norm(key)
+        turned = self.kernels.rotate_write(query, key, value, *rotary, batch.slots, pages)
+        attended = self.kernels.attention(turned, pages, batch.attention, self.masking)
+        return self.output(attended.reshape(len(normed), self.spec.query_size))
 
     def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[T, (Q+2K)*D] -> [T, Q, D], [T, K, D], [T, K, D]."""
@@ -71,13 +75,15 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class MLP:
+    """Gated; `norm` makes what it is called with."""
+
     kernels: Kernels
     norm: RMSNorm
     gate_up: Linear
     down: Linear
 
-    def __call__(self, hidden: Tensor) -> Tensor:
-        return self.down(self.kernels.swiglu(self.gate_up(self.norm(hidden))))
+    def __call__(self, normed: Tensor) -> Tensor:
+        return self.down(self.kernels.swiglu(self.gate_up(normed)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +125,17 @@ class Decoder:
 
     def forward_through(self, num_layers: int, batch: Batch, pages: KVPages) -> Tensor:
         """The same behind the first layers only, as if the others were not there."""
-        hidden = self._embedding.rows(batch.tokens)
+        layers = self._layers[:num_layers]
+        next_norms = [*(attention.norm for attention, _ in layers[1:]), self._norm]
+        residual = self._embedding.rows(batch.tokens)
         rotary = self._rope.rows(batch.positions, batch.rope_choice)
-        for index, (attention, mlp) in enumerate(self._layers[:num_layers]):
-            hidden = hidden + attention(hidden, batch, rotary, pages.layer(index))
-            if index == num_layers - 1:
-                hidden = hidden[batch.sampled]  # behind the last keys and values only these rows matter
-            hidden = hidden + mlp(hidden)
-        return self._norm(hidden)
+        normed = layers[0][0].norm(residual)
+        for index, ((attention, mlp), next_norm) in enumerate(zip(layers, next_norms, strict=True)):
+            attended = attention(normed, batch, rotary, pages.layer(index))
+            if index == num_layers - 1:  # behind the last keys and values only these rows matter
+                residual, attended = residual[batch.sampled], attended[batch.sampled]
+            normed = next_norm.after(residual, mlp(mlp.norm.after(residual, attended)))
+        return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] -> [R, V] float32."""

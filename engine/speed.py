@@ -86,7 +86,8 @@ def attention_seconds(
         layer = KVPages(shape, rows * blocks, BLOCK_SIZE, torch.device("cpu")).layer(0)
         slots = torch.arange(rows * blocks * BLOCK_SIZE)
         vectors = torch.randn(len(slots), spec.num_kv_heads, spec.head_dim, dtype=dtype)
-        kernels.write_kv(vectors, vectors, slots, layer)
+        cos, sin = torch.ones(len(slots), spec.head_dim // 2), torch.zeros(len(slots), spec.head_dim // 2)
+        kernels.rotate_write(vectors, vectors, vectors, cos, sin, slots, layer)
         found[name] = _fastest(lambda layer=layer: kernels.attention(query, layer, plan, masking))  # type: ignore[misc]
     return found
 

@@ -24,7 +24,20 @@ class Kernels(Protocol):
 
     def rms_norm(self, x: "Tensor", weight: "Tensor", epsilon: float) -> "Tensor": ...
 
-    def rotary(self, query: "Tensor", key: "Tensor", cos: "Tensor", sin: "Tensor") -> "tuple[Tensor, Tensor]": ...
+    def add_rms_norm(self, residual: "Tensor", x: "Tensor", weight: "Tensor", epsilon: float) -> "Tensor":
+        """`residual` is written in place."""
+
+    def rotate_write(
+        self,
+        query: "Tensor",
+        key: "Tensor",
+        value: "Tensor",
+        cos: "Tensor",
+        sin: "Tensor",
+        slots: "Tensor",
+        pages: "LayerPages",
+    ) -> "Tensor":
+        """`pages` are written in place."""
 
     def swiglu(self, gate_up: "Tensor") -> "Tensor": ...
 
@@ -47,8 +60,6 @@ class Kernels(Protocol):
         """The same for `linear_fp8`."""
 
     def linear_fp8(self, x: "Tensor", weight: Any, bias: "Tensor | None", dtype: "torch.dtype") -> "Tensor": ...
-
-    def write_kv(self, key: "Tensor", value: "Tensor", slots: "Tensor", pages: "LayerPages") -> None: ...
 
     def plan_attention(self, items: "AttentionItems", block_size: int) -> Any:
         """What `attention` needs to know about a step, laid out for this device; made once, used by every layer."""

@@ -8,22 +8,21 @@ from .linear_fp8 import cases as linear_fp8
 from .linear_int4 import cases as linear_int4
 from .linear_int8 import cases as linear_int8
 from .rms_norm import cases as rms_norm
-from .rotary import cases as rotary
+from .rotate_write import cases as rotate_write
 from .sampling import cases as sampling
 from .swiglu import cases as swiglu
 from .token_mask import cases as token_mask
-from .write_kv import cases as write_kv
 
 OPS: tuple[Op, ...] = (
     rms_norm.OP,
-    rotary.OP,
+    rms_norm.ADDED_OP,
+    rotate_write.OP,
+    rotate_write.FORMATS_OP,
     swiglu.OP,
     linear.OP,
     linear_int8.OP,
     linear_int4.OP,
     linear_fp8.OP,
-    write_kv.OP,
-    write_kv.FORMATS_OP,
     attention.OP,
     attention_formats.OP,
     *sampling.OPS,

@@ -27,9 +27,9 @@ from .panels import native as native_panels
 from .panels import segment_of
 from .panels.native import Panels
 from .rms_norm import native as native_rms_norm
-from .rms_norm.reference import rms_norm
-from .rotary import native as native_rotary
-from .rotary.reference import rotary
+from .rms_norm.reference import add_rms_norm, rms_norm
+from .rotate_write import native as native_rotate_write
+from .rotate_write.reference import rotate_write
 from .sampling import Filters, Penalties
 from .sampling import native as native_sampling
 from .sampling.reference import finite, logprobs, penalise, sample
@@ -37,8 +37,6 @@ from .swiglu import native as native_swiglu
 from .swiglu.reference import swiglu
 from .token_mask import native as native_token_mask
 from .token_mask.reference import mask
-from .write_kv import native as native_write_kv
-from .write_kv.reference import write_kv
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +47,13 @@ class ReferenceKernels:
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         return rms_norm(x, weight, epsilon)
 
-    def rotary(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        return rotary(query, key, cos, sin)
+    def add_rms_norm(self, residual: Tensor, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        return add_rms_norm(residual, x, weight, epsilon)
+
+    def rotate_write(
+        self, query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, pages: LayerPages
+    ) -> Tensor:
+        return rotate_write(query, key, value, cos, sin, slots, pages)
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         return swiglu(gate_up)
@@ -78,9 +81,6 @@ class ReferenceKernels:
 
     def linear_fp8(self, x: Tensor, weight: Any, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         return linear_fp8(x, weight, bias, dtype)
-
-    def write_kv(self, key: Tensor, value: Tensor, slots: Tensor, pages: LayerPages) -> None:
-        write_kv(key, value, slots, pages)
 
     def plan_attention(self, items: AttentionItems, block_size: int) -> Any:
         return plan_attention(items, block_size)
@@ -114,14 +114,16 @@ class NativeKernels(ReferenceKernels):
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         return native_rms_norm.rms_norm(self._library, x, weight, epsilon)
 
-    def rotary(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        return native_rotary.rotary(self._library, query, key, cos, sin)
+    def add_rms_norm(self, residual: Tensor, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        return native_rms_norm.add_rms_norm(self._library, residual, x, weight, epsilon)
+
+    def rotate_write(
+        self, query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, pages: LayerPages
+    ) -> Tensor:
+        return native_rotate_write.rotate_write(self._library, query, key, value, cos, sin, slots, pages)
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         return native_swiglu.swiglu(self._library, gate_up)
-
-    def write_kv(self, key: Tensor, value: Tensor, slots: Tensor, pages: LayerPages) -> None:
-        native_write_kv.write_kv(self._library, key, value, slots, pages)
 
     def finite(self, logits: Tensor) -> Tensor:
         return native_sampling.finite(self._library, logits)

@@ -16,7 +16,7 @@ from ..case import Arguments, Case, Op, Results
 from ..kv_format import FORMATS, KVFormat, LayerPages, Pages
 from ..kv_format.cases import empty_pages
 from ..kv_format.reference import decode, turn
-from ..write_kv.reference import write_kv
+from ..rotate_write.reference import write_kv
 from . import AttentionItems, Masking, cases
 from .cases import Shape, Step
 

@@ -1,4 +1,4 @@
-"""How keys and values lie in the pages, format by format: the contract of `write_kv` and `attention`.
+"""How keys and values lie in the pages, format by format: the contract of `rotate_write` and `attention`.
 
 Knows layouts and names, no arithmetic; that stands in reference.py. A vector is the key, or the value, of one token and
 key/value head: D numbers x. It is stored as codes at codes[k, block, offset] and, where the format has them, as float32

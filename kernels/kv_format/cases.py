@@ -1,4 +1,4 @@
-"""Pages for the cases of `write_kv` and `attention`. Knows how to fill pages so that a slot read by mistake shows."""
+"""Pages for the cases of `rotate_write` and `attention`, filled so that a slot read by mistake shows."""
 
 import torch
 from torch import Tensor

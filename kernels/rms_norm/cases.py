@@ -1,4 +1,4 @@
-"""Cases of RMS normalisation."""
+"""Cases of RMS normalisation, alone and with a residual."""
 
 import torch
 from torch import Tensor
@@ -18,6 +18,16 @@ def expected(x: Tensor, weight: Tensor) -> Results:
     return (weight.double() * (wide / (wide.square().mean(-1, keepdim=True) + EPSILON).sqrt()),)
 
 
+def run_added(kernels: Kernels, residual: Tensor, x: Tensor, weight: Tensor) -> Results:
+    total = residual.clone()
+    return kernels.add_rms_norm(total, x, weight, EPSILON), total
+
+
+def expected_added(residual: Tensor, x: Tensor, weight: Tensor) -> Results:
+    total = (residual.double() + x.double()).to(x.dtype)
+    return *expected(total, weight), total.double()
+
+
 def _case(name: str, *shape: int, scale: float = 1.0) -> Case:
     def make(dtype: torch.dtype) -> Arguments:
         return normal(shape, dtype, 1, scale), normal(shape[-1:], dtype, 2)
@@ -27,6 +37,18 @@ def _case(name: str, *shape: int, scale: float = 1.0) -> Case:
 
 def _strided(dtype: torch.dtype) -> Arguments:
     return normal((13, 5, 96), dtype, 3)[:, :3, ::2], normal((48,), dtype, 4)
+
+
+def _added(name: str, rows: int, width: int, scale: float = 1.0) -> Case:
+    def make(dtype: torch.dtype) -> Arguments:
+        both = normal((2, rows, width), dtype, 1, scale)
+        return both[0], both[1], normal((width,), dtype, 2)
+
+    return Case(name, make, elements=4 * rows * width, operations=5 * rows * width)
+
+
+def _strided_rows(dtype: torch.dtype) -> Arguments:
+    return normal((13, 48), dtype, 3), normal((13, 96), dtype, 4)[:, 7:55], normal((48,), dtype, 5)
 
 
 OP = Op(
@@ -42,5 +64,19 @@ OP = Op(
         _case("huge values", 6, 48, scale=1e15),
         Case("strided", _strided),
         _case("a step", 2048, 576),
+    ),
+)
+ADDED_OP = Op(
+    name="add_rms_norm",
+    run=run_added,
+    expected=expected_added,
+    tolerance=OP.tolerance,
+    cases=(
+        _added("one row", 1, 576),
+        _added("odd width", 7, 45),
+        _added("narrow", 5, 3),
+        _added("huge values", 6, 48, scale=1e15),
+        Case("strided", _strided_rows),
+        _added("a step", 2048, 576),
     ),
 )

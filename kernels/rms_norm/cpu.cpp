@@ -1,4 +1,6 @@
 // RMS normalisation of rows; see the contract.
+#include <algorithm>
+
 #include "../native/export.h"
 #include "../native/parallel.h"
 #include "../native/simd.h"
@@ -6,18 +8,49 @@
 namespace batchgen {
 namespace {
 
+// What a row is made of: itself.
 template <class T>
-void norm_row(const T* x, const T* weight, float epsilon, int64_t width, T* out) {
+struct Row {
+    const T* x;
+
+    Vec take(int64_t at) const { return load(x + at); }
+    Vec take_part(int64_t at, int count) const { return load_part(x + at, count); }
+};
+
+// A residual that x is added to.
+template <class T>
+struct SumRow {
+    T* x;
+    const T* added;
+
+    Vec take(int64_t at) const {
+        const Vec sum = rounded<T>(load(x + at) + load(added + at));
+        store(x + at, sum);
+        return sum;
+    }
+    Vec take_part(int64_t at, int count) const {
+        const Vec sum = rounded<T>(load_part(x + at, count) + load_part(added + at, count));
+        store_part(x + at, sum, count);
+        return sum;
+    }
+};
+
+template <class T, class Source>
+void norm_row(const Source& row, const T* weight, float epsilon, int64_t width, T* out) {
     Vec squares[2] = {};
     int64_t at = 0;
     for (; at + 2 * WIDTH <= width; at += 2 * WIDTH) {
-        const Vec a = load(x + at), b = load(x + at + WIDTH);
+        const Vec a = row.take(at), b = row.take(at + WIDTH);
         squares[0] = fma(a, a, squares[0]), squares[1] = fma(b, b, squares[1]);
     }
     double total = 0;  // a row has one: exact costs nothing
     for (int lane = 0; lane < WIDTH; ++lane) total += double(squares[0][lane]) + double(squares[1][lane]);
-    for (; at < width; ++at) total += double(to_float(x[at])) * to_float(x[at]);
+    for (; at < width; at += WIDTH) {
+        const Vec v = row.take_part(at, int(std::min<int64_t>(width - at, WIDTH)));
+        for (int lane = 0; lane < WIDTH; ++lane) total += double(v[lane]) * v[lane];
+    }
     const Vec inverse = splat(float(1.0 / std::sqrt(total / double(width) + epsilon)));
+    const T* x = row.x;
     for (at = 0; at + WIDTH <= width; at += WIDTH)
         store(out + at, load(weight + at) * rounded<T>(load(x + at) * inverse));
     const int rest = int(width - at);
@@ -30,7 +63,17 @@ void norm(const T* x, const T* weight, T* out, int64_t outer, int64_t inner, int
     parallel_parts(outer, 16384 / (inner * width) + 1, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i)
             for (int64_t j = 0; j < inner; ++j)
-                norm_row(x + i * outer_stride + j * inner_stride, weight, epsilon, width, out + (i * inner + j) * width);
+                norm_row(Row<T>{x + i * outer_stride + j * inner_stride}, weight, epsilon, width,
+                         out + (i * inner + j) * width);
+    });
+}
+
+template <class T>
+void add_norm(T* residual, const T* x, const T* weight, T* out, int64_t rows, int64_t width, int64_t stride,
+              float epsilon) {
+    parallel_parts(rows, 16384 / width + 1, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i)
+            norm_row(SumRow<T>{residual + i * width, x + i * stride}, weight, epsilon, width, out + i * width);
     });
 }
 
@@ -48,4 +91,16 @@ BATCHGEN_EXPORT void batchgen_rms_norm(const void* x, const void* weight, void* 
     else
         norm(static_cast<const float*>(x), static_cast<const float*>(weight), static_cast<float*>(out), outer, inner,
              width, outer_stride, inner_stride, float(epsilon));
+}
+
+// residual and out [rows, width] contiguous, x with a stride in elements.
+BATCHGEN_EXPORT void batchgen_add_rms_norm(void* residual, const void* x, const void* weight, void* out, int64_t rows,
+                                           int64_t width, int64_t stride, double epsilon, int64_t is_bfloat16) {
+    using namespace batchgen;
+    if (is_bfloat16)
+        add_norm(static_cast<bfloat16*>(residual), static_cast<const bfloat16*>(x),
+                 static_cast<const bfloat16*>(weight), static_cast<bfloat16*>(out), rows, width, stride, float(epsilon));
+    else
+        add_norm(static_cast<float*>(residual), static_cast<const float*>(x), static_cast<const float*>(weight),
+                 static_cast<float*>(out), rows, width, stride, float(epsilon));
 }

@@ -23,3 +23,20 @@ def rms_norm(library: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         )
     )
     return out
+
+
+def add_rms_norm(library: Any, residual: Tensor, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """x [T, H] is added to the residual in place; returns the residual normalised; see the contract."""
+    if x.dtype not in NUMBERS:
+        return reference.add_rms_norm(residual, x, weight, epsilon)
+    if residual.shape != x.shape or residual.dtype != x.dtype or not residual.is_contiguous():
+        raise ValueError("add_rms_norm: the residual must be contiguous, of the shape and dtype of x")
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    out = torch.empty(x.shape, dtype=x.dtype)
+    library.batchgen_add_rms_norm(
+        *arguments(
+            *(residual.data_ptr(), x.data_ptr(), weight.contiguous().data_ptr(), out.data_ptr()),
+            *(*x.shape, x.stride(0), epsilon, x.dtype == torch.bfloat16),
+        )
+    )
+    return out

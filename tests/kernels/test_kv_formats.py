@@ -16,6 +16,7 @@ from batchgen.kernels.case import generator
 from batchgen.kernels.kv_format import FORMATS, LayerPages, turn_width
 from batchgen.kernels.kv_format.cases import empty_pages
 from batchgen.kernels.kv_format.reference import LARGEST, decode, encode, turn
+from batchgen.kernels.rotate_write.cases import no_turn
 
 QUANTISED = ("fp8", "int8", "int4")
 each_quantised = pytest.mark.parametrize("name", QUANTISED)
@@ -141,7 +142,7 @@ def test_a_broken_row_leaves_its_neighbours_alone(kernels: Kernels, name: str) -
     whole = run(kernels, query, pages, items, masking)[0]
     bad = torch.full((1, 2, 32), torch.nan)
     last = torch.from_numpy(cases.key_slots(items, 2, 8)[-1:])
-    kernels.write_kv(bad, bad, last, pages)
+    kernels.rotate_write(bad, bad, bad, *no_turn(1, 16), last, pages)
     broken = run(kernels, query, pages, items, masking)[0]
     assert broken[2].isnan().all()
     others = torch.tensor([0, 1, 3])
@@ -153,10 +154,11 @@ def test_a_broken_row_leaves_its_neighbours_alone(kernels: Kernels, name: str) -
 def test_a_written_vector_does_not_depend_on_its_company(kernels: Kernels, name: str) -> None:
     heads = torch.randn(20, 3, 64, generator=generator(3))
     together, alone = (LayerPages(*(empty_pages(FORMATS[name], 3, 4, 8, 64) for _ in range(2))) for _ in range(2))
-    kernels.write_kv(heads, heads.flip(0), torch.arange(20), together)
+    kernels.rotate_write(heads, heads, heads.flip(0), *no_turn(20, 32), torch.arange(20), together)
     for token in range(20):
         row = slice(token, token + 1)
-        kernels.write_kv(heads[row], heads.flip(0)[row], torch.tensor([token]), alone)
+        one, value = heads[row], heads.flip(0)[row]
+        kernels.rotate_write(one, one, value, *no_turn(1, 32), torch.tensor([token]), alone)
     for one, other in ((together.keys, alone.keys), (together.values, alone.values)):
         assert torch.equal(one.codes.view(torch.uint8), other.codes.view(torch.uint8))
         assert torch.equal(one.scales.view(torch.int32), other.scales.view(torch.int32))

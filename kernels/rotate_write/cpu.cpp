@@ -1,4 +1,5 @@
-// Keys or values of the fed tokens into their slots, as codes and scales; see the contract of the formats.
+// Heads turned by position; keys and values of the fed tokens into their slots, as codes and scales. See the contracts
+// of the op and of the formats.
 #include <algorithm>
 #include <limits>
 #include <type_traits>
@@ -6,6 +7,7 @@
 #include "../kv_format/cpu.h"
 #include "../native/export.h"
 #include "../native/parallel.h"
+#include "turn.h"
 
 namespace batchgen {
 namespace {
@@ -127,50 +129,71 @@ void put_row(const S* from, T* to, int64_t width) {
     }
 }
 
+// What Python passes; the fields stand in the same order in native.py.
+struct Heads {
+    const void* numbers;  // [tokens, heads, width] with strides in elements
+    int64_t heads, stride, head_stride;
+
+    template <class T>
+    const T* of(int64_t token, int64_t head) const {
+        return static_cast<const T*>(numbers) + token * stride + head * head_stride;
+    }
+};
+
 // One side of a layer's pages: [heads, slots] rows of codes and of scales.
 struct Stored {
     char* codes;
     float* scales;
-    int64_t format, row_bytes, num_scales, num_slots;
+    int64_t format, row_bytes, num_scales, num_slots, turned;
+};
+
+struct Call {
+    Heads query, key, value;
+    Stored keys, values;
+    const float *cos, *sin;  // [tokens, half]
+    const int64_t* slots;
+    void* out;  // the query's shape, contiguous
+    int64_t tokens, width, half, is_bfloat16;
 };
 
 template <class S>
-void write_row(const S* from, int width, bool turned, int64_t format, char* codes, float* scales) {
-    if (format == KV_FLOAT32) return put_row(from, reinterpret_cast<float*>(codes), width);
-    if (format == KV_BFLOAT16) return put_row(from, reinterpret_cast<bfloat16*>(codes), width);
+void write_row(const S* from, int width, const Stored& stored, int64_t row) {
+    char* codes = stored.codes + row * stored.row_bytes;
+    float* scales = stored.scales + row * stored.num_scales;
+    if (stored.format == KV_FLOAT32) return put_row(from, reinterpret_cast<float*>(codes), width);
+    if (stored.format == KV_BFLOAT16) return put_row(from, reinterpret_cast<bfloat16*>(codes), width);
     alignas(64) float x[MAX_HEAD_DIM + WIDTH];
     put_row(from, x, width);
     std::memset(x + width, 0, WIDTH * sizeof(float));
-    if (turned) turn(x, width);
-    if (format == KV_FP8) write_scaled<WriteFloat8>(x, width, codes, scales);
-    else if (format == KV_INT8) write_scaled<WriteInt8>(x, width, codes, scales);
+    if (stored.turned) turn(x, width);
+    if (stored.format == KV_FP8) write_scaled<WriteFloat8>(x, width, codes, scales);
+    else if (stored.format == KV_INT8) write_scaled<WriteInt8>(x, width, codes, scales);
     else write_int4(x, width, codes, scales);
 }
 
-template <class S>
-void put(const void* source, const int64_t* slots, const Stored& stored, int64_t tokens, int64_t heads, int width,
-         int64_t stride, int64_t head_stride, bool turned) {
-    const S* from = static_cast<const S*>(source);
-    parallel_parts(tokens, 16384 / (heads * width) + 1, [&](int64_t begin, int64_t end) {
-        for (int64_t t = begin; t < end; ++t)
-            for (int64_t head = 0; head < heads; ++head) {
-                const int64_t row = head * stored.num_slots + slots[t];
-                write_row(from + t * stride + head * head_stride, width, turned, stored.format,
-                          stored.codes + row * stored.row_bytes, stored.scales + row * stored.num_scales);
-            }
-    });
+template <class T>
+void rotate_write(const Call& call, int64_t t) {
+    const float *cos = call.cos + t * call.half, *sin = call.sin + t * call.half;
+    T* out = static_cast<T*>(call.out) + t * call.query.heads * call.width;
+    for (int64_t head = 0; head < call.query.heads; ++head)
+        turn_head(call.query.of<T>(t, head), cos, sin, call.half, call.width, out + head * call.width);
+    alignas(64) T key[MAX_HEAD_DIM];
+    for (int64_t head = 0; head < call.key.heads; ++head) {
+        turn_head(call.key.of<T>(t, head), cos, sin, call.half, call.width, key);
+        write_row(key, int(call.width), call.keys, head * call.keys.num_slots + call.slots[t]);
+        write_row(call.value.of<T>(t, head), int(call.width), call.values,
+                  head * call.values.num_slots + call.slots[t]);
+    }
 }
 
 }  // namespace
 }  // namespace batchgen
 
-// source [tokens, heads, width] with strides in elements.
-BATCHGEN_EXPORT void batchgen_write_kv(const void* source, const int64_t* slots, void* codes, float* scales,
-                                       int64_t format, int64_t row_bytes, int64_t num_scales, int64_t num_slots,
-                                       int64_t tokens, int64_t heads, int64_t width, int64_t stride,
-                                       int64_t head_stride, int64_t source_bfloat16, int64_t turned) {
+BATCHGEN_EXPORT void batchgen_rotate_write(const batchgen::Call* call) {
     using namespace batchgen;
-    const Stored stored{static_cast<char*>(codes), scales, format, row_bytes, num_scales, num_slots};
-    const auto run = source_bfloat16 ? put<bfloat16> : put<float>;
-    run(source, slots, stored, tokens, heads, int(width), stride, head_stride, turned);
+    const int64_t numbers = (call->query.heads + 2 * call->key.heads) * call->width;
+    const auto run = call->is_bfloat16 ? rotate_write<bfloat16> : rotate_write<float>;
+    parallel_parts(call->tokens, 16384 / numbers + 1, [&](int64_t begin, int64_t end) {
+        for (int64_t t = begin; t < end; ++t) run(*call, t);
+    });
 }

@@ -1,0 +1,73 @@
+"""Rotary encoding and the KV write by the native library. Knows strides and the C interface."""
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..kv_format import MAX_NATIVE_HEAD_DIM, NATIVE, LayerPages, Pages
+from ..native.library import NUMBERS
+from . import reference
+
+
+class _Heads(ctypes.Structure):
+    _fields_ = (
+        ("numbers", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("heads", "stride", "head_stride")),
+    )
+
+
+class _Stored(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("codes", "scales")),
+        *((name, ctypes.c_int64) for name in ("format", "row_bytes", "num_scales", "num_slots", "turned")),
+    )
+
+
+class _Call(ctypes.Structure):
+    """The fields stand in the same order in cpu.cpp."""
+
+    _fields_ = (
+        *((name, _Heads) for name in ("query", "key", "value")),
+        *((name, _Stored) for name in ("keys", "values")),
+        *((name, ctypes.c_void_p) for name in ("cos", "sin", "slots", "out")),
+        *((name, ctypes.c_int64) for name in ("tokens", "width", "half", "is_bfloat16")),
+    )
+
+
+def rotate_write(
+    library: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    slots: Tensor,
+    pages: LayerPages,
+) -> Tensor:
+    """Query [T, Q, D] turned; key and value [T, K, D] go to the pages, the keys turned; see the contract."""
+    known = query.dtype in NUMBERS and {pages.keys.format.name, pages.values.format.name} <= NATIVE
+    if not known or key.shape[2] > MAX_NATIVE_HEAD_DIM:
+        return reference.rotate_write(query, key, value, cos, sin, slots, pages)
+    query, key, value = (x if x.stride(2) == 1 else x.contiguous() for x in (query, key, value))
+    cos, sin, slots = cos.contiguous(), sin.contiguous(), slots.contiguous()
+    out = torch.empty(query.shape, dtype=query.dtype)
+    call = _Call(
+        *(_heads(x) for x in (query, key, value)),
+        *(_stored(pages.keys, pages.keys.format.turned), _stored(pages.values, False)),
+        *(x.data_ptr() for x in (cos, sin, slots, out)),
+        *(len(query), query.shape[2], cos.shape[1], query.dtype == torch.bfloat16),
+    )
+    library.batchgen_rotate_write(ctypes.byref(call))
+    return out
+
+
+def _heads(x: Tensor) -> _Heads:
+    return _Heads(x.data_ptr(), x.shape[1], x.stride(0), x.stride(1))
+
+
+def _stored(pages: Pages, turned: bool) -> _Stored:
+    num_slots = pages.codes.shape[1] * pages.codes.shape[2]
+    numbers = (pages.format.number, pages.row_bytes, pages.scales.shape[3], num_slots, turned)
+    return _Stored(pages.codes.data_ptr(), pages.scales.data_ptr(), *numbers)
