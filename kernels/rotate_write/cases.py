@@ -81,9 +81,11 @@ def _numbers(pages: LayerPages) -> Results:
 
 
 def _bits(pages: LayerPages) -> Results:
-    """Every bit of the pages as whole numbers."""
+    """Every bit of the pages as whole numbers; the sign of a zero and what makes up a NaN do not count."""
     sides = (pages.keys, pages.values)
-    return (*(side.codes.view(torch.uint8) for side in sides), *(side.scales.view(torch.int32) for side in sides))
+    codes = (side.codes if side.format.scaled else side.codes.nan_to_num(nan=7.0) + 0.0 for side in sides)
+    scales = ((side.scales.nan_to_num(nan=-7.0) + 0.0).view(torch.int32) for side in sides)
+    return (*(part.view(torch.uint8) for part in codes), *scales)
 
 
 def any_angle(tokens: int, half: int) -> tuple[Tensor, Tensor]:
