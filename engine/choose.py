@@ -1,6 +1,6 @@
 """The number formats of a job, for `auto` and for what it names: what is worth a trial here, tried on its first rows.
 
-Puts checkpoint, machine, speeds and the gate together; loads nothing where there is nothing to try.
+Puts checkpoint, machine, predicted times and the gate together; loads nothing where there is nothing to try.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,16 +18,12 @@ from .config import EngineSettings
 from .decoder import Decoder, load_decoder
 from .engine import Engine
 from .gate import NATIVE, Choice, Question, Texts, choose
-from .kv import KVShape
 from .machine import compute_dtype, free_memory, resolve_device, use_granted_cores
-from .models import architecture
 from .request import Request, Sampling
-from .spec import ModelSpec
-from .speed import attention_seconds, linear_seconds
 from .tokenizer import load_tokenizer
 from .weights.formats import QUANTISED
 
-GAIN = 0.95  # a format must take less than this share of the time to be worth a trial
+GAIN = 0.95  # a format must take less than this share of the job's time to be worth a trial
 KEPT = 0.8  # a format that keeps the checkpoint's codes counts as this much faster: nothing is rounded for it
 MEMORY_SHARE = 0.8  # of what is free that the unquantised weights may take
 MOST_ROWS, MOST_TOKENS, LONGEST = 32, 1536, 768  # of prompts that are measured on, shared tokens counted once
@@ -35,12 +31,14 @@ ANSWER_TOKENS = 24
 
 _A_LINEAR = "model.layers.0.mlp.down_proj.weight"
 _KEEPS: Mapping[type, str] = {Int4Weight: "int4", Int8Weight: "int8", Fp8Weight: "fp8"}
+Shares = Mapping[str, Mapping[str, float]]
 Prompts = Callable[[], Iterable[Sequence[int]]]
 
 
 def choose_formats(
     path: str,
     prompts: Prompts,
+    shares: Shares,
     *,
     revision: str | None = None,
     tokenizer: str | None = None,
@@ -51,20 +49,20 @@ def choose_formats(
 ) -> Choice:
     """The formats for a model and the prompts it will be given; `prompts` is called only when something is tried.
 
+    `shares`: by "weights" and "kv_cache", and format, the time predicted for the job beside that with native ones.
     In float32 `auto` tries nothing: the computation is exact. Raises ModelError as `Engine.load` does.
     """
     use_granted_cores()
     place = resolve_device(device)
     ops, checkpoint = op_tables.load(str(place)), open_checkpoint(path, revision)
     number_format = compute_dtype(dtype, checkpoint.dtype, place)
-    spec = architecture(checkpoint.config).spec(checkpoint.config)
     exact = "float32" in (dtype, checkpoint.dtype if dtype == "auto" else None)
     tried = weights != NATIVE and not (weights == "auto" and exact)
     question = Question(
         weights,
         kv_cache,
-        _weight_trials(weights, checkpoint, spec, ops, number_format) if tried else {},
-        _kv_trials(kv_cache, exact, spec, number_format, ops),
+        _worth(_of(QUANTISED, shares["weights"]), weights, stored_format(checkpoint)) if tried else {},
+        _kv_trials(kv_cache, exact, number_format, shares["kv_cache"]),
     )
 
     def load(name: str) -> Decoder:
@@ -79,14 +77,6 @@ def choose_formats(
     return choose(question, load, answer, ops)
 
 
-def _weight_trials(
-    weights: str, checkpoint: Checkpoint, spec: ModelSpec, kernels: Kernels, dtype: torch.dtype
-) -> dict[str, float]:
-    seconds = linear_seconds(kernels, spec, dtype)
-    shares = {name: seconds[name] / seconds[NATIVE] for name in QUANTISED}
-    return _worth(shares, weights, stored_format(checkpoint))
-
-
 def stored_format(checkpoint: Checkpoint) -> str | None:
     """The format that keeps the checkpoint's codes, told by one of its linears; None for plain numbers."""
     for _, source in checkpoint.reader.tensors({_A_LINEAR}):
@@ -95,14 +85,16 @@ def stored_format(checkpoint: Checkpoint) -> str | None:
     return None
 
 
-def _kv_trials(kv_cache: str, exact: bool, spec: ModelSpec, dtype: torch.dtype, kernels: Kernels) -> dict[str, float]:
+def _kv_trials(kv_cache: str, exact: bool, dtype: torch.dtype, shares: Mapping[str, float]) -> dict[str, float]:
     own = str(dtype).removeprefix("torch.")
     if kv_cache == own or (kv_cache == "auto" and exact):
         return {}
-    names = [own, *(name for name, kind in FORMATS.items() if name != own and (kind.scaled or name == kv_cache))]
-    shapes = {name: KVShape(1, spec.num_kv_heads, spec.head_dim, FORMATS[name]) for name in names}
-    seconds = attention_seconds(kernels, spec, shapes, dtype, min(512, spec.context_length))
-    return _worth({name: seconds[name] / seconds[own] for name in names[1:]}, kv_cache)
+    return _worth(_of((name for name, kind in FORMATS.items() if kind.scaled or name == kv_cache), shares), kv_cache)
+
+
+def _of(names: Iterable[str], shares: Mapping[str, float]) -> dict[str, float]:
+    """The shares of these formats; one of which nothing is known counts as no faster."""
+    return {name: shares.get(name, 1.0) for name in names}
 
 
 def _worth(shares: Mapping[str, float], asked: str, kept: str | None = None) -> dict[str, float]:

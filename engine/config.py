@@ -39,6 +39,8 @@ _SIZE_UNITS = {
     "TI": 2**40,
 }
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?", re.IGNORECASE)
+BLOCK_SIZE = 16
+ADOPTED = "max_batch_tokens", "max_sequences", "speculation"  # settings that an engine can change between runs
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 SELF = "self"  # as the path of a draft model: the model that is run, its weights in INT4
 _SMALLEST_MEMORY = 2**10  # a number between 1 and this is neither a share nor a sensible count of bytes
@@ -185,12 +187,17 @@ class EngineSettings(Section):
         description="number format of keys and values; fp8, int8, int4: scaled per token and head, auto: the "
         "fastest that passes the accuracy gate on the job's first rows (float32: float32)",
     )
-    block_size: int = Field(16, ge=1, le=1024, description="tokens per block of keys and values")
+    block_size: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
+        BLOCK_SIZE, description="tokens per block of keys and values; auto: the cost model's choice, 16 without a job"
+    )
     max_batch_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        "auto", description="most tokens fed in one step; auto: 2048 on a CPU"
+        "auto",
+        description="most tokens fed in one step; auto: the smallest that costs no speed, by the job's first rows and "
+        "the rates of the machine (512 without a job)",
     )
     max_sequences: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        "auto", description="most answers under way at once; auto: 256 on a CPU"
+        "auto",
+        description="most answers under way at once; auto: as max_batch_tokens (256 without a job)",
     )
     prefix_sharing: bool = Field(True, description="compute a prefix that rows share once; false is for measurements")
     speculation: Literal["auto", "off", "ngram", "suffix", "layer_skip"] | DraftSpeculation | MedusaSpeculation = Field(
@@ -213,6 +220,11 @@ class EngineSettings(Section):
     def _memory_is_a_size(cls, value: int | float | str) -> int | float | str:
         parse_memory(value)
         return value
+
+    @property
+    def tokens_per_block(self) -> int:
+        """block_size with auto resolved."""
+        return BLOCK_SIZE if self.block_size == "auto" else self.block_size
 
     @property
     def speculation_kind(self) -> str:

@@ -16,7 +16,7 @@ from .backlog import UNKNOWN_BACKLOG, Backlog
 from .blocks import BlockPool, BlockTree, UnsharedBlocks
 from .checkpoint import Checkpoint, ModelError, open_checkpoint
 from .choices import ChoiceTrie
-from .config import EngineSettings
+from .config import ADOPTED, EngineSettings
 from .decoder import Decoder, load_decoder
 from .draft.load import NO_WEIGHTS, DraftWeights, draft_models, load_draft_weights
 from .draft.speculation import Speculation
@@ -82,32 +82,27 @@ class Engine:
         self.settings = settings
         self.device = device
         self.statistics = Statistics()
-        tokens, sequences = settings.max_batch_tokens, settings.max_sequences
-        self._max_batch_tokens = MAX_BATCH_TOKENS[device.type] if tokens == "auto" else tokens
-        self._max_sequences = MAX_SEQUENCES[device.type] if sequences == "auto" else sequences
         shape = model.kv_shape(settings.kv_cache)
         shapes = (shape, *(decoder.kv_shape() for decoder in drafting.decoders))
-        block_bytes = sum(one.bytes_per_token for one in shapes) * settings.block_size
+        block_bytes = sum(one.bytes_per_token for one in shapes) * settings.tokens_per_block
         self._num_blocks = kv_cache_bytes(settings.memory, device) // block_bytes
         if self._num_blocks < 1:
             raise ModelError(f"engine.memory: {settings.memory} holds no KV block of {block_bytes} bytes; raise it")
-        pages = KVPages(shape, self._num_blocks, settings.block_size, device)
+        pages = KVPages(shape, self._num_blocks, settings.tokens_per_block, device)
         vocabulary = min(tokenizer.size, model.spec.vocab_size)
         ends = frozenset(token for token in checkpoint.eos_ids | tokenizer.eos_ids if token < vocabulary)
         self.grammars = Grammars(tokenizer, ends)
-        self.bounds = RowBounds(model, vocabulary, self._num_blocks * settings.block_size, ends, self.grammars)
+        self.bounds = RowBounds(model, vocabulary, self._num_blocks * settings.tokens_per_block, ends, self.grammars)
         self._runner = Runner(model, ops, pages, Sampler(ops, vocabulary, self.grammars), device)
         self._draft_models = draft_models(model, self._runner, drafting, settings)
         self.resolved: dict[str, Any] = {
             "device": str(device),
             "dtype": str(model.dtype).removeprefix("torch."),
             "kv_cache": shape.format.name,
-            "block_size": settings.block_size,
+            "block_size": settings.tokens_per_block,
             "kv_blocks": self._num_blocks,
-            "max_batch_tokens": self._max_batch_tokens,
-            "max_sequences": self._max_sequences,
-            "speculation": settings.speculation_kind,
         }
+        self.adopt(settings)
         self._running = False
         self._interrupted = threading.Event()
 
@@ -163,6 +158,21 @@ class Engine:
         """
         return self._generate(requests)
 
+    def adopt(self, settings: EngineSettings) -> None:
+        """Takes tokens a step, answers at once and speculation of `settings` for the runs to come.
+
+        A drafter that was not loaded with the engine cannot be taken.
+        """
+        tokens, sequences = settings.max_batch_tokens, settings.max_sequences
+        self.settings = self.settings.model_copy(update={name: getattr(settings, name) for name in ADOPTED})
+        self._max_batch_tokens = MAX_BATCH_TOKENS[self.device.type] if tokens == "auto" else tokens
+        self._max_sequences = MAX_SEQUENCES[self.device.type] if sequences == "auto" else sequences
+        self.resolved |= {
+            "max_batch_tokens": self._max_batch_tokens,
+            "max_sequences": self._max_sequences,
+            "speculation": settings.speculation_kind,
+        }
+
     def interrupt(self) -> None:
         """Ends the run that goes on after its present step; rows without an outcome get none.
 
@@ -211,5 +221,5 @@ class Engine:
     def _new_scheduler(self, intake: Intake, speculation: Speculation) -> Scheduler:
         settings = self.settings
         tree_kind = BlockTree if settings.prefix_sharing else UnsharedBlocks
-        tree = tree_kind(BlockPool(self._num_blocks), settings.block_size)
+        tree = tree_kind(BlockPool(self._num_blocks), settings.tokens_per_block)
         return Scheduler(intake, tree, self._max_batch_tokens, self._max_sequences, self.statistics, speculation)

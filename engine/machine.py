@@ -4,7 +4,6 @@ Reads the system; decides nothing about a job.
 """
 
 import os
-import re
 from pathlib import Path
 
 import psutil
@@ -13,6 +12,7 @@ import torch
 from ..kernels.tables import TABLES
 from .checkpoint import ModelError
 from .config import parse_memory
+from .processor import has_bfloat16
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CGROUP = Path("/sys/fs/cgroup")
@@ -43,12 +43,6 @@ def compute_dtype(name: str, stored: str | None, device: torch.device) -> torch.
     if stored == "float32":
         return torch.float32
     return torch.bfloat16 if device.type == "cuda" or has_bfloat16() else torch.float32
-
-
-def has_bfloat16() -> bool:
-    """The processor multiplies bfloat16 natively."""
-    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    return re.search(r"\b(avx512_bf16|amx_bf16)\b", flags) is not None
 
 
 def granted_cores() -> int:

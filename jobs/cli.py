@@ -95,12 +95,13 @@ def check(job_path: Path, assignments: tuple[str, ...]) -> int:
 @_JOB
 @_set
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of lines for people.")
+@click.option("--explain", is_flag=True, help="Also what auto takes, among which values, with predicted times.")
 @_debug
-def plan(job_path: Path, assignments: tuple[str, ...], as_json: bool) -> int:
+def plan(job_path: Path, assignments: tuple[str, ...], as_json: bool, explain: bool) -> int:
     """Tokenise the input and tell what a run would do: tokens, shared prefixes, time. Loads no weights."""
     from .command_plan import plan_job
 
-    for line in plan_job(_load(job_path, assignments), as_json=as_json):
+    for line in plan_job(_load(job_path, assignments), as_json=as_json, explain=explain):
         click.echo(line)
     return 0
 

@@ -7,10 +7,12 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from batchgen.engine.options import Chosen
 from batchgen.pipeline.pieces import templates_of
 
 from .advice import Advice, advise, in_words
-from .estimate import Estimate, duration, estimate
+from .choices import Situation, explain_choices, record
+from .estimate import duration
 from .job import Job
 from .models import Models
 from .planner import Planner
@@ -25,20 +27,26 @@ _TOO_LONG = {
 }
 
 
-def plan_job(job: Job, models: Models | None = None, as_json: bool = False) -> Iterator[str]:
-    """Lines for people, or one line of JSON. Raises JobError and errors of the pipeline."""
+def plan_job(job: Job, models: Models | None = None, as_json: bool = False, explain: bool = False) -> Iterator[str]:
+    """Lines for people, or one line of JSON. Raises JobError and errors of the pipeline.
+
+    `explain`: also every setting that `auto` would take, beside those it was chosen among.
+    """
     models = models or Models()
     planner = Planner(job, models)
     planner.read()
     advice = advise(planner.written.prompt, planner.source, planner.sample)
-    estimated = estimate(models.spec(job), planner.statistics.distinct_tokens, planner.answer_tokens)
+    situation = Situation.of(planner.job, models, planner.first, planner.num_asked, measure=False)
+    chosen = situation.choose()
     if as_json:
-        yield json.dumps(_figures(planner, advice, estimated), ensure_ascii=False)
-    else:
-        yield from _lines(planner, advice, estimated)
+        yield json.dumps(_figures(planner, advice, situation, chosen), ensure_ascii=False)
+        return
+    yield from _lines(planner, advice, situation, chosen)
+    if explain:
+        yield from explain_choices(situation, chosen)
 
 
-def _figures(planner: Planner, advice: list[Advice], estimated: Estimate) -> dict[str, Any]:
+def _figures(planner: Planner, advice: list[Advice], situation: Situation, chosen: Chosen) -> dict[str, Any]:
     found = planner.statistics
     groups = [
         {"saved_tokens": group.saved, "rows": group.rows, "prefix_tokens": len(group.prefix),
@@ -78,12 +86,24 @@ def _figures(planner: Planner, advice: list[Advice], estimated: Estimate) -> dic
             for entry in advice
         ],
         "prompt_order": planner.arrangement.orders,
-        "estimated_seconds": round(estimated.seconds, 1),
-        "basis": estimated.basis,
+        "estimated_seconds": round(_seconds(planner, chosen), 1),
+        "basis": _basis(situation),
+        "choices": record(situation, chosen),
     }
 
 
-def _lines(planner: Planner, advice: list[Advice], estimated: Estimate) -> Iterator[str]:
+def _seconds(planner: Planner, chosen: Chosen) -> float:
+    return chosen.predicted.seconds if planner.first else 0.0
+
+
+def _basis(situation: Situation) -> str:
+    return (
+        f"on this machine, at {situation.rates.basis} rates, with {situation.work.answer:.0f} tokens an answer; "
+        "--explain has the settings"
+    )
+
+
+def _lines(planner: Planner, advice: list[Advice], situation: Situation, chosen: Chosen) -> Iterator[str]:
     found, failing = planner.statistics, sum(planner.errors.values())
     codes = ", ".join(f"{count} {code}" for code, count in planner.errors.most_common())
     reasons = f" ({codes})" if codes else ""
@@ -113,7 +133,7 @@ def _lines(planner: Planner, advice: list[Advice], estimated: Estimate) -> Itera
     if planner.job.prompt.reorder:
         yield planner.arrangement.describe()
     yield from (f"advice: {line}" for line in in_words(advice, found.tokens))
-    yield f"estimated time: {duration(estimated.seconds)} ({estimated.basis})"
+    yield f"estimated time: {duration(_seconds(planner, chosen))} ({_basis(situation)})"
     for step in planner.later:
         yield f"{step.step}: its prompts depend on answers; at most {_most_tokens(step)} answer tokens a row"
 

@@ -1,6 +1,6 @@
-"""How long a job will take on this machine's processor: operations to do, and a measured rate that is kept.
+"""How fast this machine's processor multiplies, measured once and kept; and seconds in words.
 
-Knows sizes of models and one number of the machine; reads no input.
+Knows one number of the machine; nothing of models or jobs.
 """
 
 import json
@@ -8,46 +8,11 @@ import os
 import platform
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from batchgen.engine.spec import ModelSpec
-
 from .files import write_json
-
-_ATTAINED = 0.5  # of the rate of a matrix product, over a whole job
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """Seconds of a job, and what they rest on."""
-
-    seconds: float
-    operations: float
-    operations_per_second: float
-
-    @property
-    def basis(self) -> str:
-        return (
-            f"{self.operations:.2g} operations with every answer as long as max_tokens, an upper bound, at half of the "
-            f"{self.operations_per_second / 1e9:.0f} GFLOP/s that a float32 matrix product reaches on this processor; "
-            "a GPU is many times faster"
-        )
-
-
-def estimate(spec: ModelSpec, prompt_tokens: int, answer_tokens: int, rates: Path | None = None) -> Estimate:
-    """For prompt tokens to compute and answer tokens at most. `rates`: the file that keeps this machine's rate."""
-    operations = 2.0 * parameters(spec) * (prompt_tokens + answer_tokens)
-    rate = machine_rate(rates or rates_file())
-    return Estimate(operations / (_ATTAINED * rate), operations, rate)
-
-
-def parameters(spec: ModelSpec) -> int:
-    """Weights that take part in computing one token."""
-    layer = spec.hidden_size * (2 * spec.query_size + 2 * spec.key_size + 3 * spec.intermediate_size)
-    return spec.num_layers * layer + spec.vocab_size * spec.hidden_size
 
 
 def rates_file() -> Path:
@@ -57,16 +22,20 @@ def rates_file() -> Path:
 
 
 def machine_rate(path: Path) -> float:
-    """Multiplications and additions per second of a float32 matrix product: measured once per machine, then kept."""
+    """Multiplications and additions per second of a float32 matrix product: the best of all measurements so far.
+
+    Other programs only make it slower.
+    """
     machine = (
         f"{platform.node()} {platform.processor() or platform.machine()} {os.cpu_count()} cores numpy {np.__version__}"
     )
     known: dict[str, float] = {}
     with suppress(OSError, ValueError):
         known = json.loads(path.read_text(encoding="utf-8"))
-    if machine not in known:
-        known[machine] = measure_operations_per_second()
-        with suppress(OSError):  # a home that cannot be written costs a measurement next time
+    found = measure_operations_per_second()
+    if found > known.get(machine, 0.0):
+        known[machine] = found
+        with suppress(OSError):  # a home that cannot be written costs what an earlier run knew better
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, known)
     return known[machine]

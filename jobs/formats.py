@@ -15,7 +15,7 @@ from batchgen.pipeline.rows import Source
 from .job import Job
 from .models import Models
 
-_FIRST_ROWS = 64  # of the input, rendered for the measurement
+FIRST_ROWS = 128  # of the input, rendered for the choices and their measurement
 WORTH_TOKENS = 250_000  # of a job: a measurement takes about 10,000, and a faster format saves a quarter or so
 _KINDS = {"weights": "weights", "kv_cache": "KV cache"}
 
@@ -38,11 +38,17 @@ class Work:
 
 
 def settle_formats(
-    job: Job, models: Models, stored: Mapping[str, Any], prompts: Callable[[], Iterable[Sequence[int]]], work: Work
+    job: Job,
+    models: Models,
+    stored: Mapping[str, Any],
+    prompts: Callable[[], Iterable[Sequence[int]]],
+    work: Work,
+    shares: Callable[[], Mapping[str, Mapping[str, float]]] = lambda: {"weights": {}, "kv_cache": {}},
 ) -> Formats:
     """The stored formats of an earlier run as far as the job still leaves them open, else those of a measurement.
 
-    A job too short to pay for a measurement computes in what it asks for, and natively where it leaves that open.
+    `shares`: the job's predicted time by kind and format, beside that with native ones. A job too short to pay for a
+    measurement computes in what it asks for, and natively where it leaves that open.
     """
     asked = {"weights": job.model.weights, "kv_cache": job.engine.kv_cache}
     if stored.get("asked") == asked:
@@ -52,7 +58,7 @@ def settle_formats(
     if tokens < WORTH_TOKENS:
         weights = "native" if kept == "auto" else kept
         return {"asked": asked, "weights": weights, "kv_cache": asked["kv_cache"], "trials": [], "note": _short(tokens)}
-    choice = models.formats(with_formats(job, {**asked, "weights": kept}), prompts)
+    choice = models.formats(with_formats(job, {**asked, "weights": kept}), prompts, shares())
     chosen = {"weights": choice.weights, "kv_cache": choice.kv_cache}
     return {"asked": asked, **chosen, "trials": [dict(trial) for trial in choice.trials], "note": choice.note}
 
@@ -68,12 +74,12 @@ def with_formats(job: Job, formats: Mapping[str, Any]) -> Job:
     return job.model_copy(update={"model": model, "engine": engine})
 
 
-def first_prompts(source: Source, renderer: Renderer) -> Iterable[Sequence[int]]:
-    """Token ids of the first rows of the input that can be asked."""
+def first_requests(source: Source, renderer: Renderer) -> Iterable[Request]:
+    """Those of the first rows of the input that can be asked."""
     for batch in source.batches(columns=sorted(renderer.columns)):
-        for outcome in renderer.render(batch.slice(0, _FIRST_ROWS)):
+        for outcome in renderer.render(batch.slice(0, FIRST_ROWS)):
             if isinstance(outcome, Request) and outcome.error is None:
-                yield outcome.prompt
+                yield outcome
         return
 
 

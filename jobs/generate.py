@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from batchgen.engine.request import Sampling
+from batchgen.engine.request import Request, Sampling
 from batchgen.pipeline.config import RequestPrompts
 from batchgen.pipeline.flow import Generator as RowGenerator
 from batchgen.pipeline.flow import answers, require_columns
@@ -24,10 +24,11 @@ from batchgen.pipeline.result import RESULT_COLUMNS, ResultEncoder
 from batchgen.pipeline.retries import Retrying
 from batchgen.pipeline.rows import Skipped, Source
 
+from .choices import Situation, measured, record, with_choices
 from .columns import result_columns
 from .errors import UsageError
 from .finish import journal_schema
-from .formats import Work, first_prompts, settle_formats, with_formats
+from .formats import Work, first_requests, settle_formats, with_formats
 from .job import Job
 from .models import LoadedModel, LoadedOnce, Models
 from .ordering import arranged
@@ -73,9 +74,14 @@ class Generation:
     def load(self, loaded: LoadedOnce) -> None:
         """Loads the model unless it is there, and stores in the manifest what this run resolved to."""
         work = Work(self._source.num_rows, self.sampling.max_tokens * self.sampling.n)
+        first = list(self._first_requests())
+        situation = Situation.of(self._job, self._models, first, self._source.num_rows)
         stored = self._output.manifest.formats
-        self.formats = settle_formats(self._job, self._models, stored, self._first_prompts, work)
-        self.engine = loaded.engine(with_formats(self._job, self.formats))
+        self.formats = settle_formats(
+            self._job, self._models, stored, lambda: [row.prompt for row in first], work, situation.shares
+        )
+        self.situation, self.chosen = situation, situation.choose(self.formats)
+        self.engine = loaded.engine(with_choices(with_formats(self._job, self.formats), self.chosen))
         eos_ids, results = self.engine.bounds.eos_ids, result_columns(self._job)
         text = self.engine.tokenizer
         self.encoder = ResultEncoder(text, self.sampling, eos_ids, results=results, parser=self._job.parser())
@@ -86,16 +92,17 @@ class Generation:
                 "resolved_engine": dict(self.engine.resolved),
             },
             formats=self.formats,
+            choices=record(situation, self.chosen),
             model={"path": self._job.model.path, "digest": self._output.manifest.identity["model"]["digest"]},
             tokenizer={"path": self._job.tokenizer_path, "digest": self.engine.tokenizer.digest()},
             versions=installed_versions(),
         )
 
-    def _first_prompts(self) -> Iterable[Sequence[int]]:
+    def _first_requests(self) -> Iterable[Request]:
         """By a renderer of their own: this one counts what it renders."""
         date = self._output.manifest.template_date
         renderer = make_renderer(self._job, self._models, self.sampling, self._tokenizer, date)
-        return first_prompts(self._source, renderer)
+        return first_requests(self._source, renderer)
 
     def run(self, todo: NDArray[np.bool_], displays: Sequence[Display], stopping: Callable[[], bool]) -> None:
         """Asks every row where `todo` is true until `stopping`. What has finished when this ends is journaled."""
@@ -111,7 +118,11 @@ class Generation:
                 self._take(batch)
         groups = describe(self._groups.largest, self.engine.tokenizer)
         self._output.manifest.prefix_groups = merged(self._output.manifest.prefix_groups, groups)
-        self._output.manifest.speculation = self.snapshot().speculation
+        snapshot = self.snapshot()
+        self._output.manifest.speculation = snapshot.speculation
+        if self._output.manifest.choices:
+            steps, seconds = snapshot.speculation["steps"], snapshot.seconds - snapshot.host_wait
+            self._output.manifest.choices["measured"] = measured(seconds, steps, snapshot.fed_tokens)
         self._output.manifest.replaced_surrogates = self._source.replaced_surrogates + self.renderer.replaced_surrogates
 
     def _conclude(self) -> None:

@@ -41,6 +41,7 @@ class Manifest:
     state: str = "running"
     settings: dict[str, Any] = field(default_factory=dict)
     formats: dict[str, Any] = field(default_factory=dict)  # of numbers, settled once for all runs
+    choices: dict[str, Any] = field(default_factory=dict)  # what auto came to, predicted and measured; of the last run
     model: dict[str, Any] = field(default_factory=dict)
     tokenizer: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)

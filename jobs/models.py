@@ -4,19 +4,28 @@ Knows the calls into the engine package; imports torch only when the engine is l
 bring an engine of your own.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from batchgen.engine.checkpoint import Checkpoint, open_checkpoint
+from batchgen.engine.config import ADOPTED, EngineSettings
+from batchgen.engine.costs import Workload, affordable_seconds, micro_run_seconds
 from batchgen.engine.models import architecture
+from batchgen.engine.processor import computed_dtype
+from batchgen.engine.rates import Rates, built_in
+from batchgen.engine.rates_cache import cache_file, entry_name, keep_rates, load_rates
 from batchgen.engine.request import Completion, Request
 from batchgen.engine.spec import ModelSpec
 
+from .estimate import machine_rate, rates_file
 from .job import Job
 from .surroundings import config_digest, tokenizer_digest
 
 if TYPE_CHECKING:
     from batchgen.engine.gate import Choice
+
+log = logging.getLogger(__name__)
 
 
 class LoadedModel(Protocol):
@@ -31,6 +40,10 @@ class LoadedModel(Protocol):
         """What `auto` came to: device, dtype, weights, sizes."""
         ...
 
+    def adopt(self, settings: EngineSettings) -> None:
+        """Takes tokens a step, answers at once and speculation of `settings` for the runs to come."""
+        ...
+
     def run(self, requests: Iterable[Request]) -> Iterator[Completion]: ...
     def interrupt(self) -> None:
         """Ends `run` soon; called from another thread, or from a signal handler."""
@@ -38,7 +51,10 @@ class LoadedModel(Protocol):
 
 
 class LoadedOnce:
-    """The engine of a job's steps: loaded when the first of them needs it, and anew only for other number formats."""
+    """The engine of a job's steps: loaded when the first of them needs it, and anew only for other number formats.
+
+    What `auto` chooses for each step anew is handed to the engine that is there.
+    """
 
     def __init__(self, models: "Models") -> None:
         self._models = models
@@ -51,10 +67,12 @@ class LoadedOnce:
 
     def engine(self, job: Job) -> LoadedModel:
         """Raises ModelError."""
-        wanted = job.model, job.engine
+        wanted = job.model, job.engine.model_copy(update=dict.fromkeys(ADOPTED, "auto"))
         if self._engine is None or wanted != self._wanted:
             self._engine = None  # two at once may not fit
             self._engine, self._wanted = self._models.engine(job), wanted
+        else:
+            self._engine.adopt(job.engine)
         return self._engine
 
 
@@ -93,13 +111,50 @@ class Models:
 
         return load_tokenizer(job.tokenizer_path, None if job.model.tokenizer else job.model.revision)
 
-    def formats(self, job: Job, prompts: Callable[[], Iterable[Sequence[int]]]) -> "Choice":
-        """The number formats for a job, measured on token ids of its first rows. Raises ModelError."""
+    def dtype(self, job: Job) -> str:
+        """The number format of computation, as far as it is known without loading torch."""
+        return computed_dtype(job.model.dtype, self._checkpoint(job).dtype)
+
+    def rates(self, job: Job, work: Workload | None = None) -> Rates:
+        """What this machine takes for steps of the model: measured earlier, or now if `work` is long enough for it.
+
+        Else what is built in, in proportion to the speed of a float32 product.
+        """
+        spec, dtype = self.spec(job), self.dtype(job)
+        name = entry_name(spec, dtype, job.engine.device)
+        found = load_rates(cache_file(), name)
+        if found is not None:
+            return found
+        rough = built_in(spec, dtype, machine_rate(rates_file()))
+        if work is None or (seconds := affordable_seconds(work, rough)) < micro_run_seconds(rough):
+            return rough
+        return self._measured(job, spec, name, seconds) or rough
+
+    def _measured(self, job: Job, spec: ModelSpec, name: str, seconds: float) -> Rates | None:
+        """Rates of micro-runs, kept for the next job; None when they say nothing."""
+        from batchgen.engine.calibration import DisturbedError, calibrate_device
+
+        try:
+            rates = calibrate_device(spec, self.dtype(job), job.engine.device, seconds)
+        except DisturbedError as error:
+            log.info("built-in rates: %s", error)
+            return None
+        keep_rates(cache_file(), name, rates)
+        return rates
+
+    def formats(
+        self, job: Job, prompts: Callable[[], Iterable[Sequence[int]]], shares: Mapping[str, Mapping[str, float]]
+    ) -> "Choice":
+        """The number formats for a job, measured on token ids of its first rows. Raises ModelError.
+
+        `shares`: by kind and format, the job's predicted time beside that with native ones.
+        """
         from batchgen.engine.choose import choose_formats
 
         return choose_formats(
             job.model_path,
             prompts,
+            shares,
             revision=job.model.revision,
             tokenizer=job.tokenizer_path if job.model.tokenizer else None,
             dtype=job.model.dtype,

@@ -20,6 +20,7 @@ from batchgen.pipeline.windows import planners
 
 from .analysis import PromptStatistics
 from .check import check_chain, check_files, check_model
+from .formats import FIRST_ROWS
 from .generate import make_renderer
 from .job import Job
 from .models import Models
@@ -51,6 +52,7 @@ class Planner:
         self.errors: Counter[str] = Counter()
         self.skipped: Counter[str] = Counter()
         self.answer_tokens = 0
+        self.first: list[Request] = []
 
     def read(self, sizes: RunSizes = RunSizes()) -> None:  # noqa: B008 frozen
         """Renders and plans everything. Raises StoreError when the tokens do not fit on the disk."""
@@ -61,6 +63,11 @@ class Planner:
             for part in writer.finish().parts():
                 self.statistics.add(part)
         self.statistics.close()
+
+    @property
+    def num_asked(self) -> int:
+        """Rows that will be asked."""
+        return self.source.num_rows - self.errors.total() - self.skipped.total()
 
     def sample(self, prompt: PromptSettings) -> dict[int, list[int]]:
         """The prompts of the first rows as another prompt section writes them, by position."""
@@ -92,5 +99,7 @@ class Planner:
                 elif outcome.error is not None:
                     self.errors[outcome.error.code] += 1
                 else:
+                    if len(self.first) < FIRST_ROWS:
+                        self.first.append(outcome)
                     self.answer_tokens += outcome.sampling.max_tokens * outcome.sampling.n
                     yield outcome

@@ -18,6 +18,7 @@ from .steps import StepPlace
 
 _BAR_SECONDS, _LINE_SECONDS = 0.5, 30.0
 _COUNTERS = ("computed_prompt_tokens", "cached_prompt_tokens", "output_tokens", "host_wait_seconds")
+_FED = "fed_tokens"
 _SPECULATION = ("steps", "drafted_steps", "drafted_tokens", "accepted_tokens")
 
 
@@ -38,6 +39,7 @@ class Snapshot:
     kv_use: float
     speculation: dict[str, int] = field(default_factory=dict)  # steps, those with drafts, drafted and accepted tokens
     host_wait: float = 0.0
+    fed_tokens: int = 0
 
     @property
     def tokens(self) -> int:
@@ -74,7 +76,7 @@ class Meter:
         self._prompt_done = 0
         self._output_done = 0
         self._began = time.monotonic()
-        names = (*_COUNTERS, *_SPECULATION)
+        names = (*_COUNTERS, _FED, *_SPECULATION)
         self._earlier: dict[str, Any] = {name: -getattr(statistics, name, 0) for name in names}
         self._statistics: Any = statistics
 
@@ -102,6 +104,7 @@ class Meter:
             kv_use=getattr(statistics, "kv_blocks_used", 0) / blocks if blocks else 0.0,
             speculation={name: self._earlier[name] + getattr(statistics, name, 0) for name in _SPECULATION},
             host_wait=host_wait,
+            fed_tokens=self._earlier[_FED] + getattr(statistics, _FED, 0),
         )
 
     def _total(self, tokens: int) -> int:

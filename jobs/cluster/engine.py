@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from batchgen.engine.config import EngineSettings
 from batchgen.engine.request import Completion, Request
 from batchgen.engine.statistics import Statistics
 
@@ -103,6 +104,9 @@ class ClusterEngine:
         self._interrupted.set()
         for worker in self._workers:
             worker.interrupt()
+
+    def adopt(self, settings: EngineSettings) -> None:
+        """Nothing: workers keep the limits that they were started with, those of a job's first step."""
 
     def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
         """Completions in the order in which they come in. Raises what a worker's engine raises."""

@@ -105,6 +105,9 @@ def test_nothing_is_loaded_where_there_is_nothing_to_try() -> None:
     assert choice == Choice("native", "auto")
 
 
+SHARES: dict[str, dict[str, float]] = {"weights": {"int8": 0.6, "int4": 0.5}, "kv_cache": {}}
+
+
 def prompts_of(prompts: list[list[int]]) -> Callable[[], list[list[int]]]:
     return lambda: prompts
 
@@ -112,12 +115,12 @@ def prompts_of(prompts: list[list[int]]) -> Callable[[], list[list[int]]]:
 def test_float32_is_exact(folder: Path) -> None:
     """The checkpoint is in float32, or float32 is asked for: native weights and no measurement."""
     for dtype in ("auto", "float32"):
-        choice = choose_formats(str(folder), prompts_of([]), dtype=dtype, device="cpu")
+        choice = choose_formats(str(folder), prompts_of([]), SHARES, dtype=dtype, device="cpu")
         assert choice == Choice("native", "auto")
 
 
 def test_a_format_is_measured_on_prompts_and_their_answers(folder: Path) -> None:
-    choice = choose_formats(str(folder), prompts_of(PROMPTS), weights="int4", device="cpu")
+    choice = choose_formats(str(folder), prompts_of(PROMPTS), SHARES, weights="int4", device="cpu")
     assert choice.weights == "int4"
     (trial,) = choice.trials
     assert trial["rows"] == 6

@@ -40,7 +40,7 @@ class Choosing(FakeModels):
     asked: list[tuple[str, str, int]] = field(default_factory=list)
     loaded: list[tuple[str, str]] = field(default_factory=list)
 
-    def formats(self, job: Job, prompts: Callable[[], Iterable[Sequence[int]]]) -> Any:
+    def formats(self, job: Job, prompts: Callable[[], Iterable[Sequence[int]]], shares: Any) -> Any:
         self.asked.append((job.model.weights, job.engine.kv_cache, len(list(prompts()))))
         weights = "int4" if job.model.weights == "auto" else job.model.weights
         return SimpleNamespace(weights=weights, kv_cache=job.engine.kv_cache, trials=(REFUSED, TRIAL), note=None)

@@ -10,11 +10,16 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from batchgen.engine.config import EngineSettings
+from batchgen.engine.costs import Workload
+from batchgen.engine.rates import Rates, built_in
 from batchgen.engine.request import Completion, Request, Sample, Sampling, TokenLogprob, Usage
+from batchgen.engine.spec import ModelSpec, RopeSpec
 from batchgen.jobs.job import Job
 from batchgen.jobs.models import Models
 
 END = 256
+SPEC = ModelSpec("fake", 257, 512, 16, 32, 2, 2, 1, 8, 1e-5, RopeSpec("default", 1e4, 8, 512), (None, None))
 
 
 class ByteTokenizer:
@@ -68,6 +73,7 @@ class FakeEngine:
     bounds: Any = field(default_factory=lambda: SimpleNamespace(eos_ids=frozenset({END})))
     resolved: dict[str, Any] = field(default_factory=lambda: {"device": "cpu", "dtype": "float32", "weights": "native"})
     asked: list[int] = field(default_factory=list)
+    adopted: list[EngineSettings] = field(default_factory=list)
     statistics: Any = field(
         default_factory=lambda: SimpleNamespace(
             computed_prompt_tokens=0, cached_prompt_tokens=0, output_tokens=0, kv_blocks_used=1, kv_blocks_total=4
@@ -76,6 +82,9 @@ class FakeEngine:
 
     def interrupt(self) -> None:
         self.interrupted = True
+
+    def adopt(self, settings: EngineSettings) -> None:
+        self.adopted.append(settings)
 
     def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
         try:
@@ -138,7 +147,13 @@ class FakeModels(Models):
     def tokenizer(self, job: Job) -> ByteTokenizer:
         return self.fake.tokenizer
 
-    def formats(self, job: Job, prompts: Callable[[], Iterable[Sequence[int]]]) -> Any:
+    def dtype(self, job: Job) -> str:
+        return "float32"
+
+    def rates(self, job: Job, work: Workload | None = None) -> Rates:
+        return built_in(SPEC, "float32")
+
+    def formats(self, job: Job, prompts: Callable[[], Iterable[Sequence[int]]], shares: Any) -> Any:
         return SimpleNamespace(weights=job.model.weights, kv_cache=job.engine.kv_cache, trials=(), note=None)
 
     def engine(self, job: Job) -> Any:

@@ -1,0 +1,240 @@
+"""Micro-runs that say how fast this machine computes a model of a shape: two layers of random numbers, a few steps.
+
+Knows decoders and kernels; the constants it finds are kept by who asks for them. Beside other work it finds none.
+"""
+
+import time
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import psutil
+import torch
+
+from .. import kernels as op_tables
+from ..kernels import Kernels
+from ..kernels.attention import AttentionItems, Masking
+from ..kernels.kv_format import FORMATS as KV_FORMATS
+from ..kernels.sampling import Filters
+from .batch import Batch
+from .decoder import Decoder, Embedding
+from .kv import KVPages, KVShape
+from .machine import DTYPES, resolve_device, use_granted_cores
+from .models.names import dense_weights
+from .rates import FORMATS, SIZES, Curve, Rates
+from .spec import ModelSpec
+from .weights.formats import weight_format
+from .weights.load import Target, load_parts
+from .weights.tensors import DenseTensor, TensorSource
+
+NUM_LAYERS = 2
+MOST_OUTPUTS = 8192  # of the head that is measured; the rest is in proportion
+DRAWN = 1, 16, 64, 256
+KV_ROWS, KV_CONTEXT = 64, 512
+BLOCK_SIZE = 16
+MOST_LOAD = 0.1  # of all cores, by others
+LEAST_SECONDS = 0.02  # for each number, at least two calls
+
+
+class DisturbedError(Exception):
+    """The micro-runs say nothing: other programs were at work, or they took too long. One line."""
+
+
+def calibrate_device(spec: ModelSpec, dtype: str, device: str, seconds: float) -> Rates:
+    """`calibrate` for values of the keys `model.dtype` (not auto) and `engine.device`."""
+    use_granted_cores()
+    place = resolve_device(device)
+    return calibrate(spec, op_tables.load(str(place)), DTYPES[dtype], place, seconds)
+
+
+def calibrate(spec: ModelSpec, kernels: Kernels, dtype: torch.dtype, device: torch.device, seconds: float) -> Rates:
+    """The constants of this machine for a model of this shape, found in at most `seconds`. Raises DisturbedError."""
+    load = _Load()
+    rates = measure_rates(spec, kernels, dtype, Timer(device, time.perf_counter() + seconds))
+    if load.of_others() > MOST_LOAD:
+        raise DisturbedError(f"other programs used {load.of_others():.0%} of the processor during the micro-runs")
+    return rates
+
+
+class _Load:
+    """What other programs use of all cores from now on."""
+
+    def __init__(self) -> None:
+        self._start, self._busy, self._own = time.perf_counter(), self._all(), time.process_time()
+
+    def of_others(self) -> float:
+        others = self._all() - self._busy - (time.process_time() - self._own)
+        return max(0.0, others) / max(1e-9, (time.perf_counter() - self._start) * (psutil.cpu_count() or 1))
+
+    @staticmethod
+    def _all() -> float:
+        times = psutil.cpu_times()
+        return float(sum(times) - times.idle - getattr(times, "iowait", 0.0))
+
+
+def measure_rates(spec: ModelSpec, kernels: Kernels, dtype: torch.dtype, timer: "Timer") -> Rates:
+    """The constants as the timer finds them. Raises DisturbedError when they take too long."""
+    device = timer.device
+    layers: dict[str, Curve] = {}
+    head: dict[str, Curve] = {}
+    for name in FORMATS:
+        bench = _Bench(random_decoder(spec, name, kernels, dtype, device), kernels, timer)
+        layers[name], head[name] = bench.layers(spec.num_layers), bench.head(spec.vocab_size)
+    shapes = {
+        name: KVShape(1, spec.num_kv_heads, spec.head_dim, KV_FORMATS[name]) for name in _kv_names(dtype, KV_FORMATS)
+    }
+    own, shared = (_pairs(spec, kernels, dtype, timer, shapes, together) for together in (False, True))
+    sizes = {name: spec.num_layers * shape.bytes_per_token for name, shape in shapes.items()}
+    return Rates("measured", layers, head, own, shared, sizes)
+
+
+def _kv_names(dtype: torch.dtype, formats: Mapping[str, object]) -> list[str]:
+    own = str(dtype).removeprefix("torch.")
+    return [name for name in formats if name == own or name in ("fp8", "int8", "int4")]
+
+
+@dataclass(frozen=True, slots=True)
+class RandomReader:
+    """A checkpoint of random numbers."""
+
+    names: Mapping[str, tuple[int, ...]]
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return dict(self.names)
+
+    def tensors(self, wanted: Container[str]) -> Iterator[tuple[str, TensorSource]]:
+        for name, shape in self.names.items():
+            if name in wanted:
+                yield name, DenseTensor(torch.randn(shape) / shape[-1] ** 0.5)
+
+    def digest(self) -> str:
+        return "random"
+
+
+def random_decoder(
+    spec: ModelSpec, weights: str, kernels: Kernels, dtype: torch.dtype, device: torch.device
+) -> Decoder:
+    """Two layers and a part of the head, in a weight format."""
+    few = min(NUM_LAYERS, spec.num_layers)
+    small = replace(
+        spec, num_layers=few, windows=spec.windows[:few], vocab_size=min(spec.vocab_size, MOST_OUTPUTS), tied=False
+    )
+    plan = dense_weights(small)
+    reader = RandomReader({name: place.shape for name, place in plan.places.items()})
+    parts, _ = load_parts(reader, plan, False, Target(weight_format(weights, kernels, dtype, device), dtype, device))
+    rows = parts.vector("embedding").__getitem__
+    return Decoder(small, parts, parts.linear("head"), kernels, Embedding(rows, dtype, device))
+
+
+@dataclass(frozen=True, slots=True)
+class Timer:
+    """Seconds of calls on a device, the fastest of several: what else runs on the machine only makes them slower."""
+
+    device: torch.device
+    deadline: float = float("inf")
+
+    def __call__(self, call: Callable[[], object]) -> float:
+        if time.perf_counter() > self.deadline:
+            raise DisturbedError("the micro-runs took too long")
+        best, end, calls = float("inf"), time.perf_counter() + LEAST_SECONDS, 0
+        while calls < 2 or time.perf_counter() < end:
+            start = time.perf_counter()
+            call()
+            self._wait()
+            best, calls = min(best, time.perf_counter() - start), calls + 1
+        return best
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """One decoder and how long its parts take."""
+
+    model: Decoder
+    kernels: Kernels
+    timer: Timer
+
+    @torch.inference_mode()
+    def layers(self, num_layers: int) -> Curve:
+        """Steps of so many tokens, each of a sequence of its own, with one key to read."""
+        device = self.model.device
+        pages = KVPages(self.model.kv_shape(), max(SIZES), BLOCK_SIZE, device)
+        times = []
+        for count in SIZES:
+            batch = _single_tokens(count, self.kernels, device)
+            seconds = self.timer(lambda batch=batch: self.model.forward(batch, pages))  # type: ignore[misc]
+            times.append(seconds * num_layers / self.model.spec.num_layers)
+        return Curve(SIZES, rising(times))
+
+    @torch.inference_mode()
+    def head(self, vocabulary: int) -> Curve:
+        """Logits of so many rows, and greedy draws from them."""
+        spec, times = self.model.spec, []
+        for count in DRAWN:
+            hidden = torch.randn(count, spec.hidden_size, dtype=self.model.dtype, device=self.model.device)
+            filters = _greedy(count, self.model.device)
+
+            def draw(hidden: torch.Tensor = hidden, filters: Filters = filters) -> object:
+                return self.kernels.sample(self.model.logits(hidden), filters)
+
+            times.append(self.timer(draw) * vocabulary / spec.vocab_size)
+        return Curve(DRAWN, rising(times))
+
+
+def _greedy(count: int, device: torch.device) -> Filters:
+    zero, one = torch.zeros(count, device=device), torch.ones(count, device=device)
+    return Filters(zero, zero.long(), one, zero, torch.zeros(count, 2, dtype=torch.int64, device=device))
+
+
+def rising(seconds: list[float]) -> tuple[float, ...]:
+    """Measured times without the dips that noise makes: more is never faster."""
+    return tuple(np.minimum.accumulate(seconds[::-1])[::-1].tolist())
+
+
+def _single_tokens(count: int, kernels: Kernels, device: torch.device) -> Batch:
+    items = _items(np.arange(count)[:, None], 1, np.arange(count + 1), np.zeros(count, np.int64))
+    zeros = torch.zeros(count, dtype=torch.int64, device=device)
+    rows = torch.arange(count, device=device)
+    return Batch(zeros, zeros, rows * BLOCK_SIZE, zeros, kernels.plan_attention(items, BLOCK_SIZE), rows)
+
+
+def _items(blocks: np.ndarray, keys: int, query_offset: np.ndarray, positions: np.ndarray) -> AttentionItems:
+    """One item for each row of `blocks`, with `keys` keys."""
+    count, width = blocks.shape
+    return AttentionItems(
+        start=np.zeros(count, np.int64),
+        length=np.full(count, keys),
+        block_offset=np.arange(count + 1) * width,
+        blocks=blocks.ravel(),
+        query_offset=query_offset,
+        queries=np.arange(len(positions)),
+        positions=positions,
+    )
+
+
+@torch.inference_mode()
+def _pairs(
+    spec: ModelSpec,
+    kernels: Kernels,
+    dtype: torch.dtype,
+    timer: Timer,
+    shapes: Mapping[str, KVShape],
+    together: bool,
+) -> dict[str, float]:
+    """Seconds of a query with a key in all layers, by KV format: keys of every query's own, or read `together`."""
+    context, device = min(KV_CONTEXT, spec.context_length), timer.device
+    width, count = -(-context // BLOCK_SIZE), 1 if together else KV_ROWS
+    ends = np.array([0, KV_ROWS]) if together else np.arange(KV_ROWS + 1)
+    blocks = np.arange(count * width).reshape(count, width)
+    items = _items(blocks, context, ends, np.full(KV_ROWS, context - 1))
+    plan, masking = kernels.plan_attention(items, BLOCK_SIZE), Masking(spec.attention_scale, None)
+    query = torch.randn(KV_ROWS, spec.num_heads, spec.head_dim, dtype=dtype, device=device)
+    found = {}
+    for name, shape in shapes.items():
+        layer = KVPages(shape, count * width, BLOCK_SIZE, device).layer(0)
+        seconds = timer(lambda layer=layer: kernels.attention(query, layer, plan, masking))  # type: ignore[misc]
+        found[name] = seconds * spec.num_layers / (KV_ROWS * context)
+    return found

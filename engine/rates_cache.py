@@ -1,0 +1,57 @@
+"""Where a user's measured rates are kept: one file, an entry for each device, shape of model and set of versions.
+
+Knows how entries are named and stored; loads no torch.
+"""
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import asdict
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from .processor import processor_name
+from .rates import Rates
+from .spec import ModelSpec
+
+_LAYOUT = 1  # of an entry
+
+
+def cache_file() -> Path:
+    """The file of this user."""
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(cache) / "batchgen" / "calibration.json"
+
+
+def entry_name(spec: ModelSpec, dtype: str, device: str) -> str:
+    """The key of an entry: what decides the rates."""
+    shape = sha256(json.dumps(asdict(spec), sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return f"{_LAYOUT} | {device}: {processor_name()} | {dtype} {spec.model_type} {shape} | {_versions()}"
+
+
+def load_rates(path: Path, name: str) -> Rates | None:
+    """The entry, if there is one that this version reads."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        return Rates.from_record(json.loads(path.read_text(encoding="utf-8"))[name])
+    return None
+
+
+def keep_rates(path: Path, name: str, rates: Rates) -> None:
+    """Adds the entry; a home that cannot be written costs a measurement next time."""
+    known: dict[str, object] = {}
+    with suppress(OSError, ValueError):
+        known = json.loads(path.read_text(encoding="utf-8"))
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(f"{path.name}.{os.getpid()}")
+        aside.write_text(json.dumps({**known, name: rates.to_record()}), encoding="utf-8")
+        aside.replace(path)
+
+
+def _versions() -> str:
+    found = []
+    for package in ("batchgen", "torch"):
+        with suppress(PackageNotFoundError):
+            found.append(f"{package} {version(package)}")
+    return ", ".join(found)

@@ -1,0 +1,176 @@
+"""The settings that a job leaves to `auto`: chosen from its first rows and the rates of the machine, told and recorded.
+
+Knows which keys of the job file they are and how they are put into words; what is best is decided in the engine.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from batchgen.engine.config import parse_memory
+from batchgen.engine.costs import Workload
+from batchgen.engine.options import Asked, Chosen, choose_settings
+from batchgen.engine.profile import workload_of
+from batchgen.engine.rates import Rates
+from batchgen.engine.request import Request
+
+from .job import Job
+from .models import Models
+
+_AUTO_SHARE, _AUTO_LIMIT = 0.25, 4 * 2**30  # of free memory, as the engine takes it for keys
+_WEIGHTS = "native", "int8", "int4", "fp8"
+_NARROW_KV = "int8", "fp8", "int4"
+_SPOKEN = {
+    "weights": "weights",
+    "kv_cache": "KV cache",
+    "max_batch_tokens": "tokens a step",
+    "max_sequences": "answers at once",
+    "block_size": "tokens a block",
+    "sharing": "shared keys read together",
+    "speculation": "speculation",
+}
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What a choice rests on: the job, its work as its first rows tell it, the machine, and the number format of
+    computation.
+    """
+
+    job: Job
+    work: Workload
+    rates: Rates
+    dtype: str
+
+    @classmethod
+    def of(cls, job: Job, models: Models, requests: Sequence[Request], rows: int, measure: bool = True) -> "Situation":
+        """`requests`: the first rows that can be asked. Unknown rates are measured if the job is long enough for it."""
+        work = workload_of(requests, rows)
+        return cls(job, work, models.rates(job, work if measure else None), models.dtype(job))
+
+    def shares(self) -> dict[str, dict[str, float]]:
+        """By kind and format: the job's time beside that with native weights and keys in the computation's format."""
+        return {kind: self._shares_of(kind) for kind in self._own}
+
+    def _shares_of(self, kind: str) -> dict[str, float]:
+        settled, memory = {**self._own, **self._settled}, _memory(self.job)
+
+        def seconds(name: str) -> float:
+            return choose_settings(self.work, self.rates, Asked({**settled, kind: name}, memory)).predicted.seconds
+
+        own = seconds(self._own[kind])
+        return {name: seconds(name) / own for name in self._formats[kind]}
+
+    def choose(self, formats: Mapping[str, Any] | None = None) -> Chosen:
+        """All settings; `formats` are those that the accuracy gate has settled, None before it was asked."""
+        settled = self._settled
+        if formats is not None:
+            gated = {kind: formats[kind] for kind in self._own if formats[kind] != "auto"}
+            settled = {**settled, **self._own, **gated}
+        elif self.dtype == "float32":  # the exact mode
+            settled = {**self._own, **settled}
+        still_open = {kind: names for kind, names in self._formats.items() if kind not in settled}
+        return choose_settings(self.work, self.rates, Asked(settled, _memory(self.job), still_open))
+
+    @property
+    def _own(self) -> dict[str, Any]:
+        return {"weights": "native", "kv_cache": self.dtype}
+
+    @property
+    def _formats(self) -> dict[str, list[str]]:
+        """Those that have rates, what changes nothing first."""
+        return {"weights": list(_WEIGHTS), "kv_cache": [self.dtype, *_NARROW_KV]}
+
+    @property
+    def _settled(self) -> dict[str, Any]:
+        """What the job names itself."""
+        job, engine = self.job, self.job.engine
+        named = {
+            "weights": job.model.weights,
+            "kv_cache": engine.kv_cache,
+            "max_batch_tokens": engine.max_batch_tokens,
+            "max_sequences": engine.max_sequences,
+            "block_size": engine.block_size,
+            "speculation": "auto" if engine.speculation == "auto" else engine.speculation != "off",
+        }
+        settled = {name: value for name, value in named.items() if value != "auto"}
+        return settled if engine.prefix_sharing else {**settled, "sharing": False}
+
+
+def _memory(job: Job) -> float:
+    """Bytes for keys and values, as far as they are known before the model is loaded."""
+    size, free = parse_memory(job.engine.memory), psutil.virtual_memory().available
+    if size is None:
+        return float(min(_AUTO_SHARE * free, _AUTO_LIMIT))
+    return float(size * free if isinstance(size, float) else size)
+
+
+def with_choices(job: Job, chosen: Chosen) -> Job:
+    """The job with the chosen limits in place of `auto`; speculation that leaves no room is off."""
+    settings, engine = chosen.settings, job.engine
+    values: Record = {
+        "max_batch_tokens": settings.max_batch_tokens,
+        "max_sequences": settings.max_sequences,
+        "block_size": settings.block_size,
+    }
+    if engine.speculation == "auto" and not settings.speculation:
+        values["speculation"] = "off"
+    return job.model_copy(update={"engine": engine.model_copy(update=values)})
+
+
+def record(situation: Situation, chosen: Chosen) -> Record:
+    """What the manifest keeps."""
+    predicted = chosen.predicted
+    return {
+        "basis": f"{situation.rates.basis} rates",
+        **chosen.to_record(),
+        "predicted": {
+            "seconds": round(predicted.seconds, 3),
+            "step_ms": round(1000 * predicted.step_seconds, 3),
+            "step_tokens": round(predicted.step_tokens, 1),
+        },
+    }
+
+
+def measured(seconds: float, steps: int, tokens: int) -> Record:
+    """The same figures of a run that is over; `seconds` of its steps."""
+    if not steps:
+        return {}
+    return {
+        "seconds": round(seconds, 3),
+        "step_ms": round(1000 * seconds / steps, 3),
+        "step_tokens": round(tokens / steps, 1),
+    }
+
+
+def explain_choices(situation: Situation, chosen: Chosen) -> Iterator[str]:
+    """A table: each setting, what it was chosen among, with the seconds of the job under each, and why."""
+    work, predicted = situation.work, chosen.predicted
+    yield (
+        f"a row has {work.common:.0f} prompt tokens in common with others and {work.own:.0f} of its own, and "
+        f"{work.answer:.0f} answer tokens are expected" + (f" for each of {work.samples} samples" * (work.samples > 1))
+    )
+    yield f"predicted with {situation.rates.basis} rates: {in_words(predicted)}"
+    for choice in chosen.choices:
+        yield f"  {_SPOKEN[choice.name]}: {_shown(choice.name, choice.value)} ({choice.reason})"
+        for value, found in choice.alternatives:
+            if len(choice.alternatives) > 1:
+                mark = "*" if value == choice.value else " "
+                yield f"    {mark} {_shown(choice.name, value):>9}  {in_words(found)}"
+
+
+def in_words(predicted: Any) -> str:
+    return (
+        f"{predicted.seconds:.1f} s, steps of {1000 * predicted.step_seconds:.1f} ms and "
+        f"{predicted.step_tokens:.0f} tokens, first row after {predicted.first_row_seconds:.1f} s"
+    )
+
+
+def _shown(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)

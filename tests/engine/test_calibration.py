@@ -1,0 +1,65 @@
+"""Micro-runs: constants for every format of a small model, and none at all beside other work."""
+
+import time
+from types import SimpleNamespace
+
+import pytest
+import tiny
+import torch
+
+from batchgen import kernels
+from batchgen.engine import calibration
+from batchgen.engine.calibration import DisturbedError, Timer, calibrate, measure_rates, rising
+from batchgen.engine.models import architecture
+from batchgen.engine.rates import FORMATS
+
+CPU = torch.device("cpu")
+OPS = kernels.load("cpu")
+
+
+@pytest.fixture(autouse=True)
+def few_calls(monkeypatch) -> None:
+    monkeypatch.setattr(calibration, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(calibration, "SIZES", (1, 40))
+    monkeypatch.setattr(calibration, "DRAWN", (1, 8))
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory):
+    from batchgen.engine.checkpoint import open_checkpoint
+
+    config = open_checkpoint(str(tiny.tiny_model("qwen3", tmp_path_factory.mktemp("qwen3")))).config
+    return architecture(config).spec(config)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_format_is_measured(spec, dtype) -> None:
+    rates = measure_rates(spec, OPS, dtype, Timer(CPU))
+    own = str(dtype).removeprefix("torch.")
+    assert set(rates.layers) == set(rates.head) == set(FORMATS)
+    assert set(rates.own_pair) == set(rates.shared_pair) == set(rates.kv_bytes) == {own, "fp8", "int8", "int4"}
+    assert rates.basis == "measured"
+    assert rates.kv_bytes[own] == 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * dtype.itemsize
+    for curve in (*rates.layers.values(), *rates.head.values()):
+        assert 0 < curve.seconds[0] <= curve.seconds[-1]
+    assert all(value > 0 for value in (*rates.own_pair.values(), *rates.shared_pair.values()))
+
+
+def test_noise_does_not_make_more_work_faster() -> None:
+    assert rising([3.0, 1.0, 2.0, 5.0, 4.0]) == (1.0, 1.0, 2.0, 4.0, 4.0)
+
+
+def test_micro_runs_that_take_too_long_say_nothing(spec) -> None:
+    with pytest.raises(DisturbedError, match="too long"):
+        calibrate(spec, OPS, torch.float32, CPU, seconds=0.0)
+
+
+def test_beside_other_work_micro_runs_say_nothing(spec, monkeypatch) -> None:
+    class Times(tuple):
+        idle = 0.0
+
+    monkeypatch.setattr(
+        calibration, "psutil", SimpleNamespace(cpu_times=lambda: Times([1e3 * time.time()]), cpu_count=lambda: 2)
+    )
+    with pytest.raises(DisturbedError, match="other programs used"):
+        calibrate(spec, OPS, torch.float32, CPU, seconds=60.0)

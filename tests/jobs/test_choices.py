@@ -1,0 +1,139 @@
+"""What `auto` comes to in a job: taken from its first rows, told by plan --explain, kept in the manifest."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fake_models import SPEC, FakeModels
+from job_files import make_job, manifest, write_rows
+
+from batchgen.engine import calibration
+from batchgen.engine.costs import Workload
+from batchgen.engine.rates import built_in
+from batchgen.jobs import Job, models, run
+from batchgen.jobs.choices import measured
+from batchgen.jobs.command_plan import plan_job
+from batchgen.jobs.models import Models
+
+HUGE = Workload(10**8, own=1000, common=0, computed=1000, answer=100, longest=1100)
+
+
+class Keeping(FakeModels):
+    """Keeps the engine sections that it was asked to load."""
+
+    def engine(self, job: Job):
+        self.loaded = [*getattr(self, "loaded", []), job.engine]
+        return super().engine(job)
+
+
+def test_a_run_takes_the_choices_and_keeps_them_with_what_they_were_chosen_among(tmp_path: Path) -> None:
+    write_rows(tmp_path, 8)
+    job, given = make_job(tmp_path, prompt__on_null="empty"), Keeping()
+    run(job, models=given)
+    kept = manifest(job.output_path)["choices"]
+    (engine,) = given.loaded
+    assert (engine.max_batch_tokens, engine.max_sequences) == (
+        kept["settings"]["max_batch_tokens"],
+        kept["settings"]["max_sequences"],
+    )
+    assert manifest(job.output_path)["settings"]["engine"]["max_batch_tokens"] == "auto"
+    assert kept["basis"] == "built in rates"
+    assert kept["predicted"]["step_ms"] > 0
+    names = [choice["name"] for choice in kept["choices"]]
+    assert names[:4] == ["weights", "kv_cache", "max_batch_tokens", "max_sequences"]
+    steps = next(choice for choice in kept["choices"] if choice["name"] == "max_batch_tokens")
+    assert [one["value"] for one in steps["alternatives"]] == [128, 256, 512, 1024, 2048, 4096]
+    assert kept["measured"] == {}  # an engine that counts no steps
+
+
+def test_what_the_job_names_is_not_chosen(tmp_path: Path) -> None:
+    write_rows(tmp_path, 8)
+    job = make_job(
+        tmp_path,
+        prompt__on_null="empty",
+        engine__max_batch_tokens=77,
+        engine__max_sequences=9,
+        engine__speculation="ngram",
+    )
+    given = Keeping()
+    run(job, models=given)
+    (engine,) = given.loaded
+    assert (engine.max_batch_tokens, engine.max_sequences, engine.speculation) == (77, 9, "ngram")
+
+
+def test_measured_figures_are_those_of_the_steps() -> None:
+    assert measured(2.0, 100, 5000) == {"seconds": 2.0, "step_ms": 20.0, "step_tokens": 50.0}
+    assert measured(2.0, 0, 0) == {}
+
+
+def test_plan_explains_each_choice_with_its_alternatives(tmp_path: Path) -> None:
+    write_rows(tmp_path, 8)
+    job = make_job(tmp_path, prompt__on_null="empty")
+    plain, explained = ("\n".join(plan_job(job, FakeModels(), explain=wanted)) for wanted in (False, True))
+    assert explained.startswith(plain)
+    for words in ("tokens a step: ", "answers at once: ", "speculation: ", "KV cache: float32 (as the job says)"):
+        assert words in explained[len(plain) :]
+    assert explained.count("first row after") > 10
+    (line,) = plan_job(job, FakeModels(), as_json=True)
+    assert json.loads(line)["choices"]["settings"]["weights"] == "native"  # float32 computes exactly
+
+
+class _Small(Models):
+    def spec(self, job: Job):
+        return SPEC
+
+    def dtype(self, job: Job) -> str:
+        return "float32"
+
+
+@pytest.fixture
+def micro_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long each was allowed to take; they find the built-in rates, tenfold."""
+    allowed: list[float] = []
+
+    def calibrate(spec, dtype, device, seconds):
+        allowed.append(seconds)
+        return replace(built_in(spec, dtype, 1e12), basis="measured")
+
+    monkeypatch.setattr(calibration, "calibrate_device", calibrate)
+    monkeypatch.setattr(models, "cache_file", lambda: tmp_path / "kept" / "calibration.json")
+    monkeypatch.setattr(models, "rates_file", lambda: tmp_path / "kept" / "rates.json")
+    return allowed
+
+
+def test_a_long_job_measures_the_machine_once(tmp_path: Path, micro_runs: list[float]) -> None:
+    job = make_job(tmp_path)
+    assert _Small().rates(job).basis == "built in"
+    assert _Small().rates(job, replace(HUGE, rows=2)).basis == "built in"
+    assert micro_runs == []
+    assert _Small().rates(job, HUGE).basis == "measured"
+    assert micro_runs == [60.0]
+    assert _Small().rates(job).basis == _Small().rates(job, HUGE).basis == "measured"
+    assert len(micro_runs) == 1
+
+
+def test_a_measurement_that_was_disturbed_is_not_kept(
+    tmp_path: Path, micro_runs: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def disturbed(*_: object) -> None:
+        raise calibration.DisturbedError("too much else")
+
+    good = calibration.calibrate_device
+    monkeypatch.setattr(calibration, "calibrate_device", disturbed)
+    assert _Small().rates(make_job(tmp_path), HUGE).basis == "built in"
+    monkeypatch.setattr(calibration, "calibrate_device", good)
+    assert _Small().rates(make_job(tmp_path), HUGE).basis == "measured"
+
+
+def test_later_steps_choose_anew_and_keep_the_model(tmp_path: Path) -> None:
+    write_rows(tmp_path, 8)
+    steps = [
+        {"name": "one", "prompt": {"text": "{{ word }}", "on_null": "empty"}, "generation": {"max_tokens": 1}},
+        {"name": "two", "prompt": {"text": "{{ one_completion }} of {{ word }}", "on_null": "empty"}},
+    ]
+    given = FakeModels()
+    run(make_job(tmp_path, prompt=None, steps=steps), models=given)
+    assert given.loads == 1
+    (adopted,) = given.fake.adopted
+    assert adopted.speculation == "auto"
