@@ -33,6 +33,7 @@ class Admission:
         pending = sum(sequence.pending for sequence in running if not sequence.waits)
         demand: Demand | None = None
         most = self._intake.backlog.most(running, self._max_sequences)
+        most += sum(sequence.ending for sequence in running)
         while len(running) < most and pending < self._max_batch_tokens:
             sequence = self._next()
             if sequence is None:
@@ -87,7 +88,7 @@ class Admission:
         if task.trie is not None:
             return Demand()
         tokens = self._forecast.remaining(sequence.answer_length, task.request.sampling, task.start)
-        length, size = len(sequence.tokens), self._residents.tree.block_size
+        length, size = sequence.length, self._residents.tree.block_size
         blocks = self._residents.blocks(math.ceil(length + tokens.expected)) - self._residents.blocks(length)
         return Demand(blocks, tokens.variance / size**2)
 

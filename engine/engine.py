@@ -7,7 +7,6 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
 from .. import kernels as op_tables
@@ -26,6 +25,8 @@ from .grammar_state import GrammarState
 from .grammars import Grammars
 from .intake import Intake
 from .kv import KVPages
+from .link import link_to
+from .loop import StepLoop
 from .machine import compute_dtype, kv_cache_bytes, resolve_device, use_granted_cores
 from .request import Completion, Request
 from .runner import Runner
@@ -37,6 +38,7 @@ from .workload import arrange
 
 MAX_SEQUENCES = {"cpu": 256}
 MAX_BATCH_TOKENS = {"cpu": 2048}
+LOOK_AHEAD = {"cpu": 0}  # steps planned and launched while one is under way
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,8 @@ class Engine:
         ends = frozenset(token for token in checkpoint.eos_ids | tokenizer.eos_ids if token < vocabulary)
         self.grammars = Grammars(tokenizer, ends)
         self.bounds = RowBounds(model, vocabulary, self._num_blocks * settings.tokens_per_block, ends, self.grammars)
-        self._runner = Runner(model, ops, pages, Sampler(ops, vocabulary, self.grammars), device)
+        sampler = Sampler(ops, vocabulary, self.grammars, link_to(device))
+        self._runner = Runner(model, ops, pages, sampler)
         self._draft_models = draft_models(model, self._runner, drafting, settings)
         self.resolved: dict[str, Any] = {
             "device": str(device),
@@ -103,6 +106,7 @@ class Engine:
             "kv_blocks": self._num_blocks,
         }
         self.adopt(settings)
+        self._look_ahead = LOOK_AHEAD[device.type]
         self._running = False
         self._interrupted = threading.Event()
 
@@ -199,24 +203,12 @@ class Engine:
         return Intake(iter(requests), self.bounds, self.tokenizer.decode, deque(), self.statistics, backlog)
 
     def _steps(self, intake: Intake) -> Iterator[Completion]:
-        """The only loop there is: choose a step, run it, take note of it."""
         speculation = new_speculation(
             self.settings.speculation_kind, self._draft_models, self.bounds.vocabulary, self.statistics
         )
         scheduler = self._new_scheduler(intake, speculation)
-        while not self._interrupted.is_set():
-            started = perf_counter()
-            step = scheduler.schedule()
-            planned = perf_counter() - started
-            yield from scheduler.take_finished()
-            if step is not None:
-                started = perf_counter()
-                drawn = self._runner.execute(step)
-                speculation.timed(step, planned + perf_counter() - started)
-                scheduler.commit(step, drawn)
-                yield from scheduler.take_finished()
-            elif intake.exhausted:
-                return
+        loop = StepLoop(scheduler, self._runner.launch, speculation, self._look_ahead)
+        return loop.run(lambda: self._interrupted.is_set(), lambda: intake.exhausted)
 
     def _new_scheduler(self, intake: Intake, speculation: Speculation) -> Scheduler:
         settings = self.settings

@@ -28,6 +28,11 @@ class Residents:
     def everyone(self) -> list[Sequence]:
         return [*self.running, *self.preempted]
 
+    @property
+    def any_under_way(self) -> bool:
+        """Somebody waits for the outcome of a step."""
+        return any(sequence.under_way for sequence in self.running)
+
     def blocks(self, num_tokens: int) -> int:
         """How many blocks that many tokens fill."""
         return -(-num_tokens // self.tree.block_size)
@@ -46,13 +51,13 @@ class Residents:
 
     def lengthen(self, sequence: Sequence, most: int) -> int:
         """Takes free blocks for up to `most` tokens behind its own; how many then have room."""
-        while self.blocks(len(sequence.tokens) + most) > sequence.num_blocks and self.pool.num_free:
+        while self.blocks(sequence.length + most) > sequence.num_blocks and self.pool.num_free:
             sequence.add_block(*self.pool.take(1))
-        return min(most, sequence.num_blocks * self.tree.block_size - len(sequence.tokens))
+        return min(most, sequence.num_blocks * self.tree.block_size - sequence.length)
 
     def shorten(self, sequence: Sequence) -> None:
         """Gives back the blocks behind those of its tokens."""
-        while sequence.num_blocks > self.blocks(len(sequence.tokens)):
+        while sequence.num_blocks > self.blocks(sequence.length):
             self.pool.give_back((sequence.take_block(),))
 
     def settle(self, sequence: Sequence) -> list[tuple[int, int]]:
@@ -97,6 +102,7 @@ class Residents:
         self.release_path(sequence)
         self.pool.give_back(sequence.tail)
         sequence.tail = []
+        sequence.under_way.clear()  # what is still to come of it is for nobody
 
     def drop_all(self, lost: list[Sequence]) -> None:
         """They leave unfinished; who waits for their prompts starts over, and who waits for those in turn."""

@@ -1,11 +1,12 @@
 """One step on the device: its tensors, the forward pass, what is drawn from the logits.
 
-Knows how a step is executed, not how it was chosen; a step that raises is split until the fault stands alone.
+Knows how a step is launched, not how it was chosen; a step that raises is split until the fault stands alone.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import chain, islice, pairwise
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate, chain, islice, pairwise
 from typing import Protocol
 
 import numpy as np
@@ -16,11 +17,15 @@ from ..kernels import Kernels
 from .batch import Batch
 from .items import attention_items
 from .kv import KVPages
+from .link import Link
 from .request import RowError
-from .sampling import Sampler
-from .sequence import Drawn, Feed, Point, Step
+from .sampling import Draws, Sampler
+from .sequence import Drawn, Feed, Point, Sequence, Step
 
-LOGITS_BYTES = 16 * 2**20  # float32 logits held at once: what stays in the cache from the head to the draw
+LOGITS_BYTES = {
+    "cpu": 16 * 2**20,
+    "cuda": 2**29,
+}  # float32, held at once: what stays in a CPU's cache; of a GPU's memory
 MAX_FAILURES = 8  # rows that raise one after the other before the run is given up
 
 
@@ -53,6 +58,15 @@ class EngineFaultError(RuntimeError):
     """Row after row raises: the fault is the engine's or the device's, not the rows'."""
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Feeds of one forward pass under way: what they draw, and in which row each sequence's newest token stands."""
+
+    rows: dict[Sequence, int]
+    tokens: Tensor  # [R] int64, on the device
+    wait: Callable[[], list[list[Drawn]]]
+
+
 @dataclass(slots=True)
 class Runner:
     """Executes steps over one set of KV pages."""
@@ -61,35 +75,40 @@ class Runner:
     kernels: Kernels
     pages: KVPages
     sampler: Sampler
-    device: torch.device
     observer: Observer = NO_OBSERVER
     failures: int = 0  # rows that raised since one last went through
+    latest: list[Part] = field(default_factory=list)  # of the step launched last
 
     def execute(self, step: Step) -> list[list[Drawn]]:
         """One list per feed: what each of its points drew."""
+        return self.launch(step)()
+
+    def launch(self, step: Step) -> Callable[[], list[list[Drawn]]]:
+        """Starts the step; what is returned waits for it, and gives one list per feed."""
         self.pages.copy_blocks(step.copies)
-        return self._isolate(step.feeds)
+        self.latest = parts = self._isolate(step.feeds)
+        return lambda: [drawn for part in parts for drawn in part.wait()]
 
     @torch.inference_mode()
-    def _run(self, feeds: list[Feed]) -> list[list[Drawn]]:
+    def _start(self, feeds: list[Feed]) -> Part:
         points, batch = [feed.points for feed in feeds], self._batch(feeds)
         self.sampler.prepare([point for some in points for point in some])
         hidden = self.model.forward(batch, self.pages)
-        drawn = iter(
-            draw_in_parts(self.sampler, self.model.logits, [point for some in points for point in some], hidden)
-        )
+        draws = draw_in_parts(self.sampler, self.model.logits, [point for some in points for point in some], hidden)
         self.observer.saw(feeds, hidden)
-        return [list(islice(drawn, len(some))) for some in points]
+        ends = accumulate(len(some) for some in points)
+        rows = {feed.sequence: end - 1 for feed, end, some in zip(feeds, ends, points, strict=True) if some}
+        return Part(rows, draws.tokens, partial(_grouped, draws.wait, [len(some) for some in points]))
 
-    def _isolate(self, feeds: list[Feed]) -> list[list[Drawn]]:
-        """Runs the feeds; when that raises, each half by itself, down to the one row that is at fault.
+    def _isolate(self, feeds: list[Feed]) -> list[Part]:
+        """Starts the feeds; when that raises, each half by itself, down to the one row that is at fault.
 
         Running a feed again writes the same keys to the same slots, so the others lose nothing.
         """
         try:
-            drawn = self._run(feeds)
+            part = self._start(feeds)
             self.failures = 0
-            return drawn
+            return [part]
         except (MemoryError, torch.OutOfMemoryError) as error:
             if len(feeds) == 1:
                 raise MemoryError(
@@ -97,7 +116,8 @@ class Runner:
                 ) from error
         except Exception as error:
             if len(feeds) == 1:
-                return [[Drawn(error=self._row_fault(error))]]
+                fault = [[Drawn(error=self._row_fault(error))]]
+                return [Part({}, torch.empty(0, dtype=torch.int64, device=self._link.device), lambda: fault)]
         middle = len(feeds) // 2
         return self._isolate(feeds[:middle]) + self._isolate(feeds[middle:])
 
@@ -118,13 +138,30 @@ class Runner:
         ends = np.cumsum(counts)
         sampled = [range(end - feed.num_points, end) for feed, end in zip(feeds, ends, strict=True)]
         return Batch(
-            tokens=self._tensor(np.array(tokens, dtype=np.int64)),
+            tokens=self._with_drawn(feeds, ends, self._tensor(np.array(tokens, dtype=np.int64))),
             positions=self._tensor(items.positions),
             slots=self._tensor(self._slots(feeds)),
             rope_choice=self._tensor(choices),
             attention=self.kernels.plan_attention(items, self.pages.block_size),
             sampled=self._tensor(np.fromiter(chain.from_iterable(sampled), np.int64)),
         )
+
+    def _with_drawn(self, feeds: list[Feed], ends: np.ndarray, tokens: Tensor) -> Tensor:
+        """Puts in the tokens that the step before is drawing. One of a row at fault may be missing: so is its use."""
+        places, rows, first = [], [], 0
+        for part in self.latest:
+            found = [
+                (end - 1, part.rows[feed.sequence])
+                for feed, end in zip(feeds, ends, strict=True)
+                if feed.unknown and feed.sequence in part.rows
+            ]
+            places += [place for place, _ in found]
+            rows += [first + row for _, row in found]
+            first += len(part.tokens)
+        if places:
+            drawn = torch.cat([part.tokens for part in self.latest])
+            tokens[self._tensor(np.array(places))] = drawn[self._tensor(np.array(rows))]
+        return tokens
 
     def _slots(self, feeds: list[Feed]) -> np.ndarray:
         """Block and offset of every fed token, as one number."""
@@ -139,21 +176,33 @@ class Runner:
         return np.concatenate(parts)
 
     def _tensor(self, values: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(self.device)
+        return self._link.to_device(values.astype(np.int64, copy=False))
+
+    @property
+    def _link(self) -> Link:
+        return self.sampler.link
 
 
-def draw_in_parts(
-    sampler: Sampler, logits: Callable[[Tensor], Tensor], points: list[Point], hidden: Tensor
-) -> list[Drawn]:
+def _grouped(wait: Callable[[], list[Drawn]], counts: list[int]) -> list[list[Drawn]]:
+    drawn = iter(wait())
+    return [list(islice(drawn, count)) for count in counts]
+
+
+def draw_in_parts(sampler: Sampler, logits: Callable[[Tensor], Tensor], points: list[Point], hidden: Tensor) -> Draws:
     """What the points draw; `logits` reads their states `hidden` [R, H], a bounded number of them at once."""
-    drawn: list[Drawn] = []
-    for first, end in pairwise(_cuts(len(points), sampler.vocabulary)):
-        drawn += sampler.draw(points[first:end], logits(hidden[first:end]))
-    return drawn
+    most = LOGITS_BYTES[hidden.device.type]
+    parts = [
+        sampler.draw(points[first:end], logits(hidden[first:end]))
+        for first, end in pairwise(_cuts(len(points), max(1, most // (4 * sampler.vocabulary))))
+    ]
+    tokens = [part.tokens for part in parts]
+    return Draws(
+        torch.cat(tokens) if tokens else torch.empty(0, dtype=torch.int64, device=hidden.device),
+        lambda: [drawn for part in parts for drawn in part.wait()],
+    )
 
 
-def _cuts(num_rows: int, vocabulary: int) -> list[int]:
-    """Where equal parts of the rows begin, each with logits of about LOGITS_BYTES at most, and the end."""
-    most = max(1, LOGITS_BYTES // (4 * vocabulary))
+def _cuts(num_rows: int, most: int) -> list[int]:
+    """Where equal parts of the rows begin, each of `most` rows at most, and the end."""
     parts = -(-num_rows // most)
     return [num_rows * part // parts for part in range(parts + 1)] if parts else []

@@ -3,10 +3,12 @@
 Turns sampling parameters of points into the tensors of the sampling kernels; the arithmetic is theirs.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..kernels import Kernels
@@ -16,10 +18,21 @@ from .choices import END
 from .grammar_state import Mask, MatcherState
 from .grammars import Grammars
 from .intake import penalised
+from .link import Link
 from .request import RowError, TokenLogprob
 from .sequence import Drawn, Point
 
 NOT_FINITE = RowError("numeric", "generate", "the model's logits hold NaN or infinity", retryable=False)
+
+Put = Callable[[NDArray[np.generic]], Tensor]  # an array on its way to the device
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """What points draw: `tokens` [R] int64 on the device, as soon as it gets there; `wait` has all of it here."""
+
+    tokens: Tensor
+    wait: Callable[[], list[Drawn]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,44 +42,57 @@ class Sampler:
     kernels: Kernels
     vocabulary: int  # token ids of the tokenizer; the head may be wider
     grammars: Grammars
+    link: Link
 
     def prepare(self, points: list[Point]) -> None:
         """Begins to fill the masks that `draw` will need at these points, beside what comes in between."""
         self.grammars.fill([point.grammar for point in points if isinstance(point.grammar, MatcherState)])
 
-    def draw(self, points: list[Point], logits: Tensor) -> list[Drawn]:
+    def draw(self, points: list[Point], logits: Tensor) -> Draws:
         """One result per row of `logits` [R, V] float32, which is used up."""
-        finite = self.kernels.finite(logits[:, : self.vocabulary]).tolist()
+        put = self.link.to_device
+        finite = self.kernels.finite(logits[:, : self.vocabulary])
         logits[:, self.vocabulary :] = -torch.inf
-        faults = [None if fine else NOT_FINITE for fine in finite]
-        entries = self._logprob_source(points, logits)
-        scores = choice_scores(points, logits)
-        self._constrain(points, logits, faults)
+        asked = [row for row, point in enumerate(points) if point.sampling.logprobs is not None]
+        raw = logits[put(np.array(asked, np.int64))] if asked else logits[:0]
+        scores = ChoiceScores(points, logits, put)
+        faults = self._constrain(points, logits)
         logits = self._shape(points, logits)
-        tokens = self.kernels.sample(logits, filters(points, logits.device))
-        logprobs = self._logprobs(points, entries, tokens)
-        return [
-            Drawn(token, logprob, scores.get(row)) if fault is None else Drawn(error=fault)
-            for row, (token, logprob, fault) in enumerate(zip(tokens.tolist(), logprobs, faults, strict=True))
-        ]
+        tokens = self.kernels.sample(logits, filters(points, put))
+        logprobs = self._logprobs(points, asked, raw, tokens)
+        fetched = self.link.to_host((tokens, finite, scores.values, *logprobs))
 
-    def _constrain(self, points: list[Point], logits: Tensor, faults: list[RowError | None]) -> None:
+        def wait() -> list[Drawn]:
+            drawn, fine, values, *found = (part.tolist() for part in fetched())
+            errors = {**{row: NOT_FINITE for row, whole in enumerate(fine) if not whole}, **faults}
+            entries = logprob_entries(points, asked, drawn, *found)
+            nodes = scores.by_row(values)
+            return [
+                Drawn(error=errors[row]) if row in errors else Drawn(token, entries.get(row), nodes.get(row))
+                for row, token in enumerate(drawn)
+            ]
+
+        return Draws(tokens, wait)
+
+    def _constrain(self, points: list[Point], logits: Tensor) -> dict[int, RowError]:
         """Leaves each row with a grammar the tokens that may follow; a grammar that has failed is the row's fault."""
         self.grammars.wait()
         masks: dict[int, Mask] = {}
+        faults: dict[int, RowError] = {}
         for row, point in enumerate(points):
             if isinstance(point.grammar, MatcherState):
                 masks[row] = self.grammars.allowed(point.grammar, point.sequence.task.ends, point.tokens_left)
-                if faults[row] is None and point.grammar.error is not None:
+                if point.grammar.error is not None:
                     faults[row] = RowError("bad_grammar", "request", f"the grammar gave up: {point.grammar.error}")
         if masks:
-            rows = torch.tensor(list(masks), device=logits.device)
-            self.kernels.mask(logits, rows, torch.from_numpy(np.stack(list(masks.values()))).to(logits.device))
+            put = self.link.to_device
+            self.kernels.mask(logits, put(np.array(list(masks))), put(np.stack(list(masks.values()))))
+        return faults
 
     def _shape(self, points: list[Point], logits: Tensor) -> Tensor:
         """Penalties, then the end tokens that min_tokens forbids."""
         if any(penalised(point.sampling) for point in points):
-            logits = self.kernels.penalise(logits, penalties(points, logits.device))
+            logits = self.kernels.penalise(logits, penalties(points, self.link.to_device))
         forbidden = [
             (row, token)
             for row, point in enumerate(points)
@@ -74,45 +100,72 @@ class Sampler:
             for token in point.sequence.task.ends
         ]
         if forbidden:
-            rows, tokens = zip(*forbidden, strict=True)
-            logits[list(rows), list(tokens)] = -torch.inf
+            rows, tokens = self.link.to_device(np.array(forbidden, np.int64).T)
+            logits[rows, tokens] = -torch.inf
         return logits
 
-    def _logprob_source(self, points: list[Point], logits: Tensor) -> tuple[list[int], Tensor]:
-        """The raw logits of the rows that want log-probabilities, kept before anything shapes them."""
-        rows = [row for row, point in enumerate(points) if point.sampling.logprobs is not None]
-        return rows, logits[rows].clone() if rows else logits[:0]
-
-    def _logprobs(
-        self, points: list[Point], source: tuple[list[int], Tensor], tokens: Tensor
-    ) -> list[TokenLogprob | None]:
-        rows, raw = source
-        found: list[TokenLogprob | None] = [None] * len(points)
-        if not rows:
-            return found
-        tops = [points[row].sampling.logprobs or 0 for row in rows]
-        widest = min(max(tops), self.vocabulary)
-        own, values, ids = (part.tolist() for part in self.kernels.logprobs(raw, tokens[rows], widest))
-        for index, (row, top) in enumerate(zip(rows, tops, strict=True)):
-            best = tuple(zip(ids[index][:top], values[index][:top], strict=True))
-            found[row] = TokenLogprob(int(tokens[row]), own[index], best)
-        return found
+    def _logprobs(self, points: list[Point], asked: list[int], raw: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
+        """Of the rows that want them: the drawn token's [A], the best ones' [A, top] and these tokens [A, top]."""
+        if not asked:
+            return ()
+        widest = max(points[row].sampling.logprobs or 0 for row in asked)
+        drawn = tokens[self.link.to_device(np.array(asked, np.int64))]
+        return self.kernels.logprobs(raw, drawn, min(widest, self.vocabulary))
 
 
-def choice_scores(points: list[Point], logits: Tensor) -> dict[int, tuple[float, ...]]:
-    """By row at a node of a choice trie: the model's log-probabilities of what is wanted there."""
+def logprob_entries(
+    points: list[Point],
+    asked: list[int],
+    drawn: list[int],
+    own: Sequence[float] = (),
+    values: Sequence[Sequence[float]] = (),
+    ids: Sequence[Sequence[int]] = (),
+) -> dict[int, TokenLogprob]:
+    """By row, of those that asked for log-probabilities."""
     found = {}
-    for row, point in enumerate(points):
-        task = point.sequence.task
-        if task.trie is not None:
-            scores = torch.log_softmax(logits[row], -1)
-            ends = scores[sorted(task.ends)].logsumexp(0)
-            wanted = task.trie.wanted[point.sequence.sample]
-            found[row] = tuple(float(ends if token == END else scores[token]) for token in wanted)
+    for index, row in enumerate(asked):
+        top = points[row].sampling.logprobs or 0
+        best = tuple(zip(ids[index][:top], values[index][:top], strict=True))
+        found[row] = TokenLogprob(drawn[row], own[index], best)
     return found
 
 
-def filters(points: list[Point], device: torch.device) -> Filters:
+class ChoiceScores:
+    """The model's log-probabilities of what is wanted at nodes of choice tries: `values` [E] on the device."""
+
+    def __init__(self, points: list[Point], logits: Tensor, put: Put) -> None:
+        """`logits` [R, V] as the model gave them."""
+        self._nodes = {row: point for row, point in enumerate(points) if point.sequence.task.trie is not None}
+        entries = [(index, token) for index, point in enumerate(self._nodes.values()) for token in self._tokens(point)]
+        self.values = logits[:0, 0]
+        if entries:
+            scores = torch.log_softmax(logits[put(np.array(list(self._nodes), np.int64))], -1)
+            rows, tokens = put(np.array(entries, np.int64).T)
+            self.values = scores[rows, tokens]
+
+    def by_row(self, values: list[float]) -> dict[int, tuple[float, ...]]:
+        """`values` on the host, as what each node's task is after; an end counts as any of the end tokens."""
+        found, start = {}, 0
+        for row, point in self._nodes.items():
+            tokens = self._tokens(point)
+            known = dict(zip(tokens, values[start : start + len(tokens)], strict=True))
+            start += len(tokens)
+            ends = torch.tensor([known[token] for token in sorted(point.sequence.task.ends)]).logsumexp(0)
+            found[row] = tuple(float(ends) if token == END else known[token] for token in _wanted(point))
+        return found
+
+    @staticmethod
+    def _tokens(point: Point) -> list[int]:
+        """Distinct tokens whose scores are needed at a node."""
+        return sorted({*point.sequence.task.ends, *_wanted(point)} - {END})
+
+
+def _wanted(point: Point) -> Sequence[int]:
+    assert point.sequence.task.trie is not None
+    return point.sequence.task.trie.wanted[point.sequence.sample]
+
+
+def filters(points: list[Point], put: Put) -> Filters:
     sampling = [point.sampling for point in points]
     keys = noise_key(
         np.array([one.seed for one in sampling]),
@@ -121,15 +174,15 @@ def filters(points: list[Point], device: torch.device) -> Filters:
         np.array([point.answer_length for point in points]),
     )
     return Filters(
-        temperature=torch.tensor([one.temperature for one in sampling], dtype=torch.float32, device=device),
-        top_k=torch.tensor([one.top_k for one in sampling], dtype=torch.int64, device=device),
-        top_p=torch.tensor([one.top_p for one in sampling], dtype=torch.float32, device=device),
-        min_p=torch.tensor([one.min_p for one in sampling], dtype=torch.float32, device=device),
-        noise_keys=torch.from_numpy(keys).to(device),
+        temperature=put(np.array([one.temperature for one in sampling], np.float32)),
+        top_k=put(np.array([one.top_k for one in sampling], np.int64)),
+        top_p=put(np.array([one.top_p for one in sampling], np.float32)),
+        min_p=put(np.array([one.min_p for one in sampling], np.float32)),
+        noise_keys=put(keys),
     )
 
 
-def penalties(points: list[Point], device: torch.device) -> Penalties:
+def penalties(points: list[Point], put: Put) -> Penalties:
     """The token counts of the rows that look back; the others carry neutral factors and no entries."""
     sampling = [point.sampling for point in points]
     counts = [point.counts for point in points]
@@ -137,10 +190,10 @@ def penalties(points: list[Point], device: torch.device) -> Penalties:
     rows = np.repeat(np.arange(len(points)), [len(distinct) for distinct in tokens])
     in_answer = np.concatenate([one.in_answer() for one in counts])
     return Penalties(
-        rows=torch.from_numpy(rows).to(device),
-        tokens=torch.from_numpy(np.concatenate(tokens)).to(device),
-        answer_counts=torch.from_numpy(in_answer).to(device),
-        repetition=torch.tensor([one.repetition_penalty for one in sampling], dtype=torch.float32, device=device),
-        presence=torch.tensor([one.presence_penalty for one in sampling], dtype=torch.float32, device=device),
-        frequency=torch.tensor([one.frequency_penalty for one in sampling], dtype=torch.float32, device=device),
+        rows=put(rows),
+        tokens=put(np.concatenate(tokens)),
+        answer_counts=put(in_answer),
+        repetition=put(np.array([one.repetition_penalty for one in sampling], np.float32)),
+        presence=put(np.array([one.presence_penalty for one in sampling], np.float32)),
+        frequency=put(np.array([one.frequency_penalty for one in sampling], np.float32)),
     )

@@ -11,19 +11,27 @@ from .admission import Admission
 from .blocks import BlockTree
 from .choices import ChoiceTrie
 from .draft.speculation import NO_SPECULATION, Speculation
-from .intake import Intake
+from .grammar_state import UNCONSTRAINED
+from .intake import Intake, penalised
 from .request import Completion, FinishReason, RowError, Sample
 from .residents import EngineStalledError, Residents
 from .sequence import Drawn, Feed, Sequence, Step
 from .statistics import Statistics
 from .stopping import finish_reason
 
+SITTING_OUT = 8  # of so many sequences that could be fed while a step is under way, one may have to wait for it
+
 
 class Scheduler:
-    """Runs sequences in the order they come. One step at a time: `schedule`, execute, `commit`, `take_finished`.
+    """Runs sequences in the order they come. For each step: `schedule`, `launched` when it is under way, `commit` with
+    its outcome, in the order of the steps; `take_finished` at any time. The device takes steps one after the other.
 
     A prefix is never computed twice at once: who matches blocks that are still being computed waits for them. What the
     next row to come will match stays pinned, so in plan order every shared prefix is computed once.
+
+    A step may be planned while one is under way. A sequence whose next token changes nothing but an id goes on with it
+    unseen; an answer that turns out to have ended has been fed once too often, and what that drew is for nobody. Others
+    sit the step out; when they are too many the outcome is waited for, and so it is before anything is preempted.
     """
 
     def __init__(
@@ -45,12 +53,20 @@ class Scheduler:
     # one step
 
     def schedule(self) -> Step | None:
-        """The next step, or None when nothing is left to run. Raises EngineStalledError when nothing can run."""
+        """The next step, or None when nothing is left to run, or an outcome has to be known first.
+
+        Raises EngineStalledError when nothing can run.
+        """
         residents = self._residents
-        preempted = self._grow()
-        if not preempted or not residents.running:
+        lacking = self._grow()
+        waits = residents.any_under_way
+        if waits and lacking:
+            return None
+        if not self._make_room(lacking) or not residents.running:
             self._admission.admit()
         if not residents.running and not residents.preempted:
+            return None
+        if waits and not self._worth_going_ahead():
             return None
         step = self._compose()
         if not step.feeds:
@@ -59,10 +75,22 @@ class Scheduler:
         self._measure(step)
         return step
 
+    def launched(self, step: Step) -> None:
+        """The step is under way: for what its sequences feed next it is as good as done."""
+        holds = self._speculation.holds(step)
+        for feed in step.feeds:
+            sequence = feed.sequence
+            sequence.under_way.append(feed)
+            sequence.computed = feed.known
+            if feed.samples and not feed.draft and not holds and goes_on_unseen(sequence):
+                sequence.foreseen += 1
+
     def commit(self, step: Step, drawn: list[list[Drawn]]) -> None:
         """Takes note of a step that ran; `drawn` holds, for each feed, what each of its points drew."""
         for feed, results in zip(step.feeds, drawn, strict=True):
-            if feed.sequence.task.error is None:  # else another sample of its row failed in this step
+            waiting = feed.sequence.under_way
+            if waiting and waiting[0] is feed:  # else the answer has ended, or another sample of its row failed
+                del waiting[0]
                 self._take(feed, results)
 
     def take_finished(self) -> Iterator[Completion]:
@@ -77,11 +105,19 @@ class Scheduler:
 
     # composing a step
 
-    def _grow(self) -> bool:
-        """Gives every running answer the block its newest token needs; says whether that cost a preemption."""
+    def _grow(self) -> list[Sequence]:
+        """Gives running answers the block their newest token needs, as long as there are free ones; who lacks one."""
+        residents = self._residents
+        for sequence in residents.running:
+            while self._lacks_block(sequence) and residents.pool.num_free:
+                sequence.add_block(*residents.pool.take(1))
+        return [sequence for sequence in residents.running if self._lacks_block(sequence)]
+
+    def _make_room(self, lacking: list[Sequence]) -> bool:
+        """Finds blocks for those that lack one; says whether that cost a preemption."""
         residents, preempted = self._residents, False
-        for sequence in list(residents.running):
-            while residents.blocks(len(sequence.tokens)) > sequence.num_blocks and sequence in residents.running:
+        for sequence in lacking:
+            while sequence in residents.running and self._lacks_block(sequence):
                 if residents.pool.num_free:
                     sequence.add_block(*residents.pool.take(1))
                 elif not self._admission.shorten_pin():
@@ -89,9 +125,18 @@ class Scheduler:
                     preempted = True
         return preempted
 
+    def _lacks_block(self, sequence: Sequence) -> bool:
+        return self._residents.blocks(sequence.length) > sequence.num_blocks
+
+    def _worth_going_ahead(self) -> bool:
+        """Few sequences would have to sit the step out: those that need an outcome first, or a prefix."""
+        able = sum(may_feed(sequence) for sequence in self._residents.running)
+        held = sum(not may_feed(sequence) and not sequence.ending for sequence in self._residents.running)
+        return able > 0 and held * SITTING_OUT <= able
+
     def _compose(self) -> Step:
         """In plan order; each sequence takes what it needs but leaves one token to every later one."""
-        able = [sequence for sequence in self._residents.running if not sequence.waits]
+        able = [sequence for sequence in self._residents.running if may_feed(sequence)]
         budget = self._max_batch_tokens
         copies: list[tuple[int, int]] = []
         feeds: list[Feed] = []
@@ -163,7 +208,7 @@ class Scheduler:
     def _advance(self, feed: Feed, end: int) -> None:
         """Keys of the sequence's tokens below `end` are computed."""
         sequence, size = feed.sequence, self._residents.tree.block_size
-        sequence.computed = end
+        sequence.computed = max(sequence.computed, end)
         first = max(feed.start - 1, 0) // size  # the block before counts too: its last tokens may have been copied
         for index in range(first, min(self._residents.blocks(end), len(sequence.path))):
             node = sequence.path[index]
@@ -183,6 +228,7 @@ class Scheduler:
 
     def _receive(self, sequence: Sequence, drawn: Drawn) -> bool:
         """A token that was drawn; says whether the answer ends with it."""
+        sequence.foreseen -= sequence.foreseen > 0
         if drawn.logprob is not None:
             sequence.logprobs.append(drawn.logprob)
         return self._append(sequence, drawn.token)
@@ -235,6 +281,17 @@ class Scheduler:
         self._residents.drop_all([other for other in self._residents.everyone if other.task is task])
         self._admission.forget(task)
         self._complete(sequence)
+
+
+def may_feed(sequence: Sequence) -> bool:
+    """It has tokens to feed, and what they stand behind is computed or under way."""
+    return not sequence.waits and sequence.pending > 0
+
+
+def goes_on_unseen(sequence: Sequence) -> bool:
+    """All that is fed behind its next token depends on that token's id alone, and something is fed behind it."""
+    plain = sequence.grammar is UNCONSTRAINED and sequence.task.trie is None
+    return plain and not penalised(sequence.task.request.sampling) and sequence.length + 1 < sequence.longest
 
 
 def known_tokens(sequence: Sequence) -> Ordered[int]:

@@ -52,7 +52,11 @@ class Task:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One sample being generated. `tokens` is prompt and answer so far; `computed` of them have keys in pages."""
+    """One sample being generated. `tokens` is prompt and answer so far; `computed` tokens have their keys in pages, or
+    will when what is under way is done.
+
+    `foreseen` further tokens are being drawn: the sequence goes on with them before anybody here knows them.
+    """
 
     task: Task
     sample: int
@@ -62,6 +66,8 @@ class Sequence:
     grammar: GrammarState = UNCONSTRAINED  # after the answer so far
     order: int = -1  # of first admission: rows that share a prefix are neighbours in it
     computed: int = 0
+    foreseen: int = 0
+    under_way: "list[Feed]" = field(default_factory=list)  # fed, in this order, with outcomes still to come
     path: list[BlockNode] = field(default_factory=list)  # prompt blocks, shared ones first
     tail: list[int] = field(default_factory=list)  # block ids behind the prompt's
     blocks: list[int] = field(default_factory=list)  # ids of path and tail while it runs
@@ -76,7 +82,13 @@ class Sequence:
 
     @property
     def answer_length(self) -> int:
+        """Of the tokens that are known."""
         return len(self.tokens) - self.prompt_length
+
+    @property
+    def length(self) -> int:
+        """Of the tokens that are known or foreseen."""
+        return len(self.tokens) + self.foreseen
 
     @property
     def longest(self) -> int:
@@ -86,7 +98,14 @@ class Sequence:
     @property
     def pending(self) -> int:
         """Tokens whose keys are still to be computed."""
-        return len(self.tokens) - self.computed
+        return self.length - self.computed
+
+    @property
+    def ending(self) -> bool:
+        """Whatever is being drawn, nothing is fed behind it."""
+        if not self.under_way or self.pending:
+            return False
+        return self.task.trie is not None or self.length + 1 >= self.longest
 
     @property
     def num_blocks(self) -> int:
@@ -127,7 +146,7 @@ class Point:
 
     @property
     def answer_length(self) -> int:
-        return self.sequence.answer_length + len(self.drafted)
+        return self.sequence.length - self.sequence.prompt_length + len(self.drafted)
 
     @property
     def tokens_left(self) -> int:
@@ -143,13 +162,20 @@ class Point:
 class Feed:
     """Part of a step: `count` tokens of a sequence from `start` on, the last of them its draft, which may be wrong.
 
-    When the newest token is among them, it and every drafted one yield logits.
+    `samples`: the newest token is among them, so it and every drafted one yield logits. `unknown`: that token is still
+    being drawn, by the step before.
     """
 
     sequence: Sequence
     start: int
     count: int
     draft: tuple[int, ...] = ()
+    samples: bool = field(init=False)
+    unknown: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "samples", self.known == self.sequence.length)
+        object.__setattr__(self, "unknown", self.known > len(self.sequence.tokens))
 
     @property
     def known(self) -> int:
@@ -157,12 +183,9 @@ class Feed:
         return self.start + self.count - len(self.draft)
 
     @property
-    def samples(self) -> bool:
-        return self.known == len(self.sequence.tokens)
-
-    @property
     def tokens(self) -> list[int]:
-        return [*self.sequence.tokens[self.start : self.known], *self.draft][-self.count :]
+        """Those fed, with 0 in the place of the unknown one."""
+        return [*self.sequence.tokens[self.start : self.known], *(0,) * self.unknown, *self.draft][-self.count :]
 
     @property
     def num_points(self) -> int:

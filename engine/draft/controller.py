@@ -79,6 +79,9 @@ class Controller:
             lengths[index] += 1
         return lengths
 
+    def holds(self, step: Step) -> bool:
+        return self._may_open(step)
+
     def verified(self, draft: Draft, num_right: int) -> None:
         self._acceptance.observe(draft, num_right)
         self._balance += self._worth * (num_right + 1)

@@ -167,5 +167,5 @@ class RunningHeads:
         points = [point for feed in step.feeds for point in feed.points]
         self.sampler.prepare(points)
         hidden = self.states.of([feed.sequence for feed in step.feeds])
-        drawn = draw_in_parts(self.sampler, self.heads[number].logits, points, hidden)
-        return [[one] for one in drawn]
+        draws = draw_in_parts(self.sampler, self.heads[number].logits, points, hidden)
+        return [[one] for one in draws.wait()]

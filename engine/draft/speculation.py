@@ -78,6 +78,10 @@ class Policy(Protocol):
         """How many tokens of each draft to feed beside the step's own."""
         ...
 
+    def holds(self, step: Step) -> bool:
+        """The step after this one is likely to have drafts, for which tokens must be known."""
+        ...
+
     def verified(self, draft: Draft, num_right: int) -> None:
         """The first `num_right` tokens of a draft were right and the next, if there is one, was not."""
         ...
@@ -88,10 +92,14 @@ class Policy(Protocol):
 
 
 class Speculation(Protocol):
-    """What the scheduler calls, in this order in every step; `timed` is the engine's to call."""
+    """What the scheduler calls, in this order for every step; `timed` is the loop's to call."""
 
     def places(self, step: Step) -> list[tuple[Feed, int]]: ...
     def drafts(self, wanted: list[tuple[Sequence, int]], step: Step, budget: int) -> list[tuple[int, ...]]: ...
+    def holds(self, step: Step) -> bool:
+        """The sequences of the step wait for their tokens, so that drafts can stand behind them."""
+        ...
+
     def timed(self, step: Step, seconds: float) -> None: ...
     def verified(self, sequence: Sequence, draft: tuple[int, ...], num_right: int) -> None: ...
     def ended(self, sequence: Sequence) -> None: ...
@@ -105,6 +113,9 @@ class NoSpeculation:
 
     def drafts(self, wanted: list[tuple[Sequence, int]], step: Step, budget: int) -> list[tuple[int, ...]]:
         return []
+
+    def holds(self, step: Step) -> bool:
+        return False
 
     def timed(self, step: Step, seconds: float) -> None:
         return None
@@ -127,7 +138,7 @@ class Drafting:
         self._policy = policy
         self._vocabulary = vocabulary
         self._statistics = statistics
-        self._fed: dict[int, Draft] = {}  # by id of the sequence, of the step under way
+        self._fed: dict[int, Draft] = {}  # by id of the sequence, of the steps under way
 
     def places(self, step: Step) -> list[tuple[Feed, int]]:
         """Feeds that a draft may follow, and how long it may be: the drafter's limit, and the last token is drawn.
@@ -136,7 +147,7 @@ class Drafting:
         """
         if (step.copies and self._drafter.writes_pages) or not self._policy.opens(step):
             return []
-        open_feeds = [feed for feed in step.feeds if feed.samples]
+        open_feeds = [feed for feed in step.feeds if feed.samples and not feed.unknown]
         limits = [min(self._drafter.most, tokens_left(feed.sequence) - 1) for feed in open_feeds]
         return [(feed, most) for feed, most in zip(open_feeds, limits, strict=True) if most > 0]
 
@@ -151,10 +162,13 @@ class Drafting:
         for draft, length in zip(drafts, self._policy.lengths(drafts, step), strict=True):
             chosen.append(draft.tokens[: min(length, budget)])
             budget -= len(chosen[-1])
-        self._fed = {id(sequence): draft for (sequence, _), draft in zip(wanted, drafts, strict=True)}
+        self._fed |= {id(sequence): draft for (sequence, _), draft in zip(wanted, drafts, strict=True)}
         self._statistics.drafted_tokens += sum(map(len, chosen))
         self._statistics.drafted_steps += any(chosen)
         return chosen
+
+    def holds(self, step: Step) -> bool:
+        return self._policy.holds(step)
 
     def timed(self, step: Step, seconds: float) -> None:
         self._policy.timed(step, seconds)
@@ -186,6 +200,9 @@ class Eager:
 
     def lengths(self, drafts: list[Draft], step: Step) -> list[int]:
         return [len(draft.tokens) for draft in drafts]
+
+    def holds(self, step: Step) -> bool:
+        return True
 
     def verified(self, draft: Draft, num_right: int) -> None:
         return None

@@ -27,7 +27,7 @@ def steps(draw: st.DrawFn) -> list[Feed]:
         start, count = len(path) * SIZE + draw(st.integers(0, 20)), draw(COUNTS)
         own = [next(fresh) for _ in range(-(-(start + count) // SIZE) - len(path))]
         blocks = [node.block for node in path] + own
-        feeds.append(Feed(SimpleNamespace(path=path, blocks=blocks), start, count))
+        feeds.append(Feed(SimpleNamespace(path=path, blocks=blocks, length=0, tokens=[]), start, count))
     return feeds
 
 

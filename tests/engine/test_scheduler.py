@@ -43,6 +43,7 @@ def greedy(max_tokens: int, **others) -> Sampling:
     planned=False,
     temperature=0.0,
     seed=13,
+    look_ahead=0,
 )
 @given(
     prompts=prompts_of_a_tree,
@@ -54,9 +55,10 @@ def greedy(max_tokens: int, **others) -> Sampling:
     planned=st.booleans(),
     temperature=st.sampled_from([0.0, 1.0]),
     seed=st.integers(0, 99),
+    look_ahead=st.integers(0, 1),
 )
 def test_every_row_gets_its_answer_whatever_the_limits(
-    prompts, block_size, slack, budget, max_sequences, sharing, planned, temperature, seed
+    prompts, block_size, slack, budget, max_sequences, sharing, planned, temperature, seed, look_ahead
 ):
     lengths = random.Random(seed)
     requests = [
@@ -74,6 +76,7 @@ def test_every_row_gets_its_answer_whatever_the_limits(
         budget=budget,
         max_sequences=max_sequences,
         sharing=sharing,
+        look_ahead=look_ahead,
     )
     assert sorted(completion.key for completion in finished) == list(range(len(requests)))
     for completion in finished:
@@ -92,11 +95,13 @@ def test_every_row_gets_its_answer_whatever_the_limits(
     budget=st.integers(1, 40),
     max_sequences=st.integers(1, 6),
     samples=st.integers(1, 3),
+    look_ahead=st.integers(0, 1),
 )
-def test_equal_and_extended_prompts_that_sample(prompts, block_size, budget, max_sequences, samples):
+def test_equal_and_extended_prompts_that_sample(prompts, block_size, budget, max_sequences, samples, look_ahead):
     sampling = Sampling(max_tokens=4, temperature=1.0, n=samples)
     requests = [Request(key, prompt, sampling) for key, prompt in enumerate(sorted(prompts))]
-    finished, _ = drive(requests, block_size=block_size, budget=budget, max_sequences=max_sequences)
+    limits = {"block_size": block_size, "budget": budget, "max_sequences": max_sequences}
+    finished, _ = drive(requests, **limits, look_ahead=look_ahead)
     for completion in finished:
         expected = [expected_answer(requests[completion.key], sample) for sample in range(samples)]
         assert [sample.tokens for sample in completion.samples] == expected
@@ -113,13 +118,20 @@ def test_a_block_donated_whole_can_be_matched():
 
 
 @settings(max_examples=200, deadline=None)
-@given(prompts=prompts_of_a_tree, block_size=st.integers(1, 9), budget=st.integers(1, 64), extra=st.integers(1, 64))
-def test_in_plan_order_every_distinct_prefix_token_is_computed_once(prompts, block_size, budget, extra):
+@given(
+    prompts=prompts_of_a_tree,
+    block_size=st.integers(1, 9),
+    budget=st.integers(1, 64),
+    extra=st.integers(1, 64),
+    look_ahead=st.integers(0, 1),
+)
+def test_in_plan_order_every_distinct_prefix_token_is_computed_once(prompts, block_size, budget, extra, look_ahead):
     prompts = sorted(map(list, {tuple(prompt) for prompt in prompts}))
     requests = [Request(key, prompt, greedy(3, ignore_eos=True)) for key, prompt in enumerate(prompts)]
     longest = max(map(len, prompts)) + 3
     num_blocks = -(-longest // block_size) + 1 + extra
-    _, statistics = drive(requests, num_blocks=num_blocks, block_size=block_size, budget=budget)
+    limits = {"num_blocks": num_blocks, "block_size": block_size, "budget": budget}
+    _, statistics = drive(requests, **limits, look_ahead=look_ahead)
     lasts = sum(any(other[: len(p)] == p for other in prompts if other is not p) for p in prompts)
     bound = distinct_prefix_tokens(prompts)
     assert statistics.computed_prompt_tokens - statistics.recomputed_tokens <= bound + lasts
@@ -127,12 +139,13 @@ def test_in_plan_order_every_distinct_prefix_token_is_computed_once(prompts, blo
         assert statistics.computed_prompt_tokens >= bound
 
 
-def test_answers_longer_than_foreseen_are_preempted_and_still_right():
+@pytest.mark.parametrize("look_ahead", [0, 1])
+def test_answers_longer_than_foreseen_are_preempted_and_still_right(look_ahead):
     def ends_only_late(key):  # every token but the last two thirds of the rows' ends the answer at once
         return greedy(30, stop_token_ids=tuple(range(VOCABULARY)) if key < 80 else (VOCABULARY - 1,), ignore_eos=True)
 
     requests = [Request(key, [key % 50, key // 50, 2], ends_only_late(key)) for key in range(100)]
-    finished, statistics = drive(requests, num_blocks=20, block_size=4, budget=64)
+    finished, statistics = drive(requests, num_blocks=20, block_size=4, budget=64, look_ahead=look_ahead)
     assert statistics.preemptions > 0
     assert statistics.recomputed_tokens > 0
     outcome = {completion.key: completion for completion in finished}
@@ -142,10 +155,11 @@ def test_answers_longer_than_foreseen_are_preempted_and_still_right():
         assert outcome[request.key].tokens == whole[:end]
 
 
-def test_siblings_wait_for_a_prefix_that_is_being_computed():
+@pytest.mark.parametrize("look_ahead", [0, 1])
+def test_siblings_wait_for_a_prefix_that_is_being_computed(look_ahead):
     prefix = list(range(20)) + list(range(20))
     requests = [Request(key, [*prefix, key], greedy(2, ignore_eos=True)) for key in range(10)]
-    _, statistics = drive(requests, budget=16)
+    _, statistics = drive(requests, budget=16, look_ahead=look_ahead)
     assert statistics.computed_prompt_tokens == len(prefix) + 10
 
 
@@ -232,10 +246,11 @@ class FaultyModel(PagedModel):
 
 @pytest.mark.parametrize("bad_key", range(5))
 @pytest.mark.parametrize("budget", [3, 64])
-def test_a_row_that_fails_leaves_its_siblings_whole(bad_key, budget):
+@pytest.mark.parametrize("look_ahead", [0, 1])
+def test_a_row_that_fails_leaves_its_siblings_whole(bad_key, budget, look_ahead):
     prefix = list(range(30))
     requests = [Request(key, [*prefix, key], Sampling(max_tokens=4, n=2)) for key in range(5)]
-    finished, _ = drive(requests, budget=budget, model=FaultyModel(4, bad_key=bad_key))
+    finished, _ = drive(requests, budget=budget, model=FaultyModel(4, bad_key=bad_key), look_ahead=look_ahead)
     for completion in finished:
         if completion.key == bad_key:
             assert completion.error.code == "numeric"
@@ -257,23 +272,25 @@ class FailsInThePrompt(PagedModel):
         return results
 
 
-def test_siblings_of_a_leader_that_fails_start_over():
+@pytest.mark.parametrize("look_ahead", [0, 1])
+def test_siblings_of_a_leader_that_fails_start_over(look_ahead):
     prefix = list(range(30))
     requests = [Request(key, [*prefix, key], greedy(3)) for key in range(5)]
-    finished, _ = drive(requests, budget=8, model=FailsInThePrompt(4))
+    finished, _ = drive(requests, budget=8, model=FailsInThePrompt(4), look_ahead=look_ahead)
     outcome = {completion.key: completion for completion in finished}
     assert outcome[0].error.code == "engine"
     assert all(outcome[key].tokens == expected_answer(requests[key]) for key in range(1, 5))
 
 
 @pytest.mark.parametrize("token", [-1, VOCABULARY, 2**31])
-def test_an_impossible_token_is_the_row_s_error(token):
+@pytest.mark.parametrize("look_ahead", [0, 1])
+def test_an_impossible_token_is_the_row_s_error(token, look_ahead):
     class Impossible(PagedModel):
         def draw_at(self, point):
             return Drawn(token) if point.sequence.task.request.key == 1 else super().draw_at(point)
 
     requests = [Request(key, [key, 5], greedy(3)) for key in range(3)]
-    finished, _ = drive(requests, model=Impossible(4))
+    finished, _ = drive(requests, model=Impossible(4), look_ahead=look_ahead)
     outcome = {completion.key: completion for completion in finished}
     assert outcome[1].error.code == "engine"
     assert str(token) in outcome[1].error.message
@@ -294,7 +311,9 @@ def test_pulls_only_as_there_is_room():
     model = PagedModel(4)
     for _ in range(20):
         step = scheduler.schedule()
-        scheduler.commit(step, model.execute(step))
+        drawn = model.execute(step)
+        scheduler.launched(step)
+        scheduler.commit(step, drawn)
     assert len(list(scheduler.take_finished())) > 8
     assert len(pulled) < 100
 
@@ -312,9 +331,10 @@ def test_many_refused_rows_are_handed_out_in_pieces():
     assert most < 5_000
 
 
-def test_thrashing_is_bounded():
+@pytest.mark.parametrize("look_ahead", [0, 1])
+def test_thrashing_is_bounded(look_ahead):
     requests = [Request(key, [key] * 24, greedy(3, ignore_eos=True)) for key in range(20)]
-    _, statistics = drive(requests, num_blocks=10, block_size=4, budget=64)
+    _, statistics = drive(requests, num_blocks=10, block_size=4, budget=64, look_ahead=look_ahead)
     assert statistics.computed_prompt_tokens <= 1.2 * 20 * 24
 
 

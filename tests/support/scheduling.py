@@ -9,9 +9,10 @@ from batchgen.engine.backlog import UNKNOWN_BACKLOG
 from batchgen.engine.blocks import BlockPool, BlockTree, UnsharedBlocks
 from batchgen.engine.draft.speculation import NO_SPECULATION
 from batchgen.engine.intake import Intake
+from batchgen.engine.loop import Outcome, StepLoop
 from batchgen.engine.request import Completion, Request
 from batchgen.engine.scheduler import Scheduler
-from batchgen.engine.sequence import Drawn, Step
+from batchgen.engine.sequence import Drawn, Sequence, Step
 from batchgen.engine.statistics import Statistics
 
 VOCABULARY = 50
@@ -60,10 +61,14 @@ def expected_answer(request: Request, sample: int = 0) -> list[int]:
 
 @dataclass
 class PagedModel:
-    """Stands for the device: remembers which token each slot's key was computed from, and refuses stale reads."""
+    """Stands for the device: remembers which token each slot's key was computed from, and refuses stale reads.
+
+    A token that the scheduler does not know yet is the one drawn last.
+    """
 
     block_size: int
     slots: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    newest: dict[Sequence, int] = field(default_factory=dict)
 
     def execute(self, step: Step) -> list[list[Drawn]]:
         for source, destination in step.copies:
@@ -72,30 +77,32 @@ class PagedModel:
                 self.slots[destination * self.block_size + offset] = copied or ()
         for feed in step.feeds:
             self._write(feed)
-        return [self._draw(feed) for feed in step.feeds]
+        drawn = [self._draw(feed) for feed in step.feeds]
+        self.newest = {feed.sequence: results[-1].token for feed, results in zip(step.feeds, drawn) if results}
+        return drawn
+
+    def tokens(self, sequence: Sequence) -> list[int]:
+        """Known and foreseen ones."""
+        return [*sequence.tokens, self.newest[sequence]] if sequence.foreseen else sequence.tokens
 
     def _slot(self, sequence, position: int) -> int:
         return sequence.blocks[position // self.block_size] * self.block_size + position % self.block_size
 
     def _write(self, feed) -> None:
+        fed = [*self.tokens(feed.sequence)[: feed.known], *feed.draft]
         for position in range(feed.start, feed.start + feed.count):
-            self.slots[self._slot(feed.sequence, position)] = tuple(fed_tokens(feed)[: position + 1])
+            self.slots[self._slot(feed.sequence, position)] = tuple(fed[: position + 1])
 
     def _draw(self, feed) -> list[Drawn]:
         return [self.draw_at(point) for point in feed.points]
 
     def draw_at(self, point) -> Drawn:
-        sequence, tokens = point.sequence, [*point.sequence.tokens, *point.drafted]
+        sequence, tokens = point.sequence, [*self.tokens(point.sequence), *point.drafted]
         for position in range(len(tokens)):
             assert self.slots[self._slot(sequence, position)] == tuple(tokens[: position + 1])
         request = sequence.task.request
         row = (0, 0) if request.sampling.greedy else (request.key, sequence.sample)
         return Drawn(next_token(tokens, *row))
-
-
-def fed_tokens(feed) -> list[int]:
-    """All tokens up to the end of the feed, its draft included."""
-    return [*feed.sequence.tokens[: feed.known], *feed.draft]
 
 
 def drive(
@@ -111,8 +118,9 @@ def drive(
     check=True,
     drafting=None,
     backlog=UNKNOWN_BACKLOG,
+    look_ahead=0,
 ) -> tuple[list[Completion], Statistics]:
-    """Runs the requests to their end, checking invariants around every step."""
+    """Runs the requests to their end in the engine's own loop, checking invariants around every step."""
     pool = BlockPool(num_blocks)
     tree = (BlockTree if sharing else UnsharedBlocks)(pool, block_size)
     statistics = Statistics(kv_blocks_total=num_blocks)
@@ -122,22 +130,27 @@ def drive(
     speculation = drafting(statistics) if drafting else NO_SPECULATION
     scheduler = Scheduler(intake, tree, budget, max_sequences, statistics, speculation)
     model = model or PagedModel(block_size)
-    finished: list[Completion] = []
-    while True:
-        step = scheduler.schedule()
-        if check:
-            scheduler.check_invariants()
-        finished += scheduler.take_finished()
-        if step is None:
-            if intake.exhausted:
-                break
-            continue
+
+    def launch(step: Step) -> Outcome:
         assert step.num_tokens <= budget
+        assert len(step.feeds) <= max_sequences
         assert all(feed.count > 0 for feed in step.feeds)
-        scheduler.commit(step, model.execute(step))
+        check_invariants()
+        drawn = model.execute(step)
+
+        def outcome() -> list[list[Drawn]]:
+            check_invariants()
+            return drawn
+
+        return outcome
+
+    def check_invariants() -> None:
         if check:
             scheduler.check_invariants()
-        finished += scheduler.take_finished()
+
+    loop = StepLoop(scheduler, launch, speculation, look_ahead)
+    finished = list(loop.run(lambda: False, lambda: intake.exhausted))
+    check_invariants()
     assert pool.num_free == num_blocks
     return finished, statistics
 
