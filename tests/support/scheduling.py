@@ -78,7 +78,9 @@ class PagedModel:
         for feed in step.feeds:
             self._write(feed)
         drawn = [self._draw(feed) for feed in step.feeds]
-        self.newest = {feed.sequence: results[-1].token for feed, results in zip(step.feeds, drawn) if results}
+        self.newest = {
+            feed.sequence: results[-1].token for feed, results in zip(step.feeds, drawn, strict=True) if results
+        }
         return drawn
 
     def tokens(self, sequence: Sequence) -> list[int]:
