@@ -57,7 +57,7 @@ def test_every_key_is_seen_once(feeds: list[Feed]) -> None:
 
 def test_only_feeds_that_leave_room_in_a_tile_share_an_item() -> None:
     path = [BlockNode(block, (), None) for block in range(8)]
-    sequence = SimpleNamespace(path=path, blocks=list(range(20)))
+    sequence = SimpleNamespace(path=path, blocks=list(range(20)), length=0, tokens=[])
     few, many = Feed(sequence, 128, 2), Feed(sequence, 128, FULL_QUERIES)
     items = attention_items([few, few, few, many, many], SIZE)
     assert np.diff(items.query_offset).tolist() == [6, 2, 2, 2, FULL_QUERIES, FULL_QUERIES]
