@@ -3,13 +3,26 @@
 Knows lengths that are certain; in which order requests come is decided elsewhere.
 """
 
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Ordered
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from .draft.times import RIDGE
-from .request import Sampling
+from .forecast import is_certain
+from .request import Request, Sampling
 from .sequence import Sequence
-from .tail import sequence_limit, suffix_maxima
+from .tail import LARGEST, limit_pays, sequence_limit, suffix_maxima
+
+
+@runtime_checkable
+class Announced(Protocol):
+    """A stream of requests that knows its rest when its end is in sight."""
+
+    def __iter__(self) -> Iterator[Request]: ...
+
+    def rest(self) -> Mapping[Sampling, int] | None:
+        """How many requests are still to be handed out, by what they ask for; None while nobody knows."""
+        ...
 
 
 class Backlog(Protocol):
@@ -55,3 +68,41 @@ class KnownBacklog:
         left = [sequence.task.request.sampling.max_tokens - sequence.answer_length for sequence in running]
         longest = max([*left, self._longest[self._next]])
         return sequence_limit(self._left + sum(left), longest, RIDGE, most)
+
+
+class AnnouncedBacklog:
+    """The rest of a stream, once it is known, if all lengths in it are certain and running fewer at once pays."""
+
+    def __init__(self, stream: Announced) -> None:
+        self._stream = stream
+        self._pays: bool | None = None  # not asked yet
+
+    def took(self) -> None:
+        return None
+
+    def most(self, running: Ordered[Sequence], most: int) -> int:
+        rest = None if self._pays is False else self._stream.rest()
+        if rest is None or (self._pays is None and _answers(rest) > LARGEST):
+            return most
+        left = [sequence.task.request.sampling.max_tokens - sequence.answer_length for sequence in running]
+        if self._pays is None:
+            self._pays = _is_certain(rest, running) and limit_pays(_longest_first(rest, left), most, RIDGE)
+        if not self._pays:
+            return most
+        work = sum(count * sampling.n * sampling.max_tokens for sampling, count in rest.items())
+        longest = max([*left, *(sampling.max_tokens for sampling in rest)], default=0)
+        return sequence_limit(work + sum(left), longest, RIDGE, most)
+
+
+def _answers(rest: Mapping[Sampling, int]) -> int:
+    return sum(count * sampling.n for sampling, count in rest.items())
+
+
+def _is_certain(rest: Mapping[Sampling, int], running: Ordered[Sequence]) -> bool:
+    return all(map(is_certain, [*rest, *(sequence.task.request.sampling for sequence in running)]))
+
+
+def _longest_first(rest: Mapping[Sampling, int], left: list[int]) -> list[int]:
+    """Lengths of all answers to come and of what is left of those that run."""
+    lengths = [sampling.max_tokens for sampling, count in rest.items() for _ in range(count * sampling.n)]
+    return sorted([*lengths, *left], reverse=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import kernels as op_tables
 from ..kernels import Kernels
-from .backlog import UNKNOWN_BACKLOG, Backlog
+from .backlog import UNKNOWN_BACKLOG, Announced, AnnouncedBacklog, Backlog
 from .blocks import BlockPool, BlockTree, UnsharedBlocks
 from .checkpoint import Checkpoint, ModelError, open_checkpoint
 from .choices import ChoiceTrie
@@ -156,8 +156,8 @@ class Engine:
         """Generates every request and yields each completion when it ends.
 
         A sized collection is planned first: its requests run in the order that shares most, of those that share alike
-        the longer answers first. Any other iterable is
-        taken in its own order, and only as fast as there is room, so it may be endless. Raises RuntimeError when
+        the longer answers first. Any other iterable is taken in its own order, and only as fast as there is room, so it
+        may be endless; one with a method `rest` (see `backlog.Announced`) tells how it ends. Raises RuntimeError when
         another run of this engine is still going on.
         """
         return self._generate(requests)
@@ -200,6 +200,8 @@ class Engine:
         backlog: Backlog = UNKNOWN_BACKLOG
         if isinstance(requests, Sized):
             requests, backlog = arrange(requests, self.bounds, self._max_sequences)
+        elif isinstance(requests, Announced):
+            backlog = AnnouncedBacklog(requests)
         return Intake(iter(requests), self.bounds, self.tokenizer.decode, deque(), self.statistics, backlog)
 
     def _steps(self, intake: Intake) -> Iterator[Completion]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from batchgen.engine.plan import common_prefix
 from batchgen.engine.request import Completion, Request
-from batchgen.pipeline.flow import Generator
+from batchgen.pipeline.flow import Asked, Generator
 
 MOST = 8
 _SHORTEST = 16  # tokens; a shorter common start is not worth telling
@@ -84,7 +84,8 @@ class Watched:
     groups: PrefixGroups
 
     def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
-        return self.generator.run(self.groups.watch(requests))
+        watched = self.groups.watch(requests)
+        return self.generator.run(Asked(watched, requests.rest) if isinstance(requests, Asked) else watched)
 
     def interrupt(self) -> None:
         self.generator.interrupt()

@@ -6,20 +6,21 @@ Knows the order of the steps and their threads; each step is a module of its own
 import threading
 import time
 from collections import abc, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
 
-from batchgen.engine.request import Completion, Request, Sample
+from batchgen.engine.request import Completion, Request, Sample, Sampling
 
 from .background import Ahead, close
 from .prompt import PromptError, Renderer
 from .result import ResultEncoder
 from .rows import RowBatch, RowTag, Skipped, Source
-from .windows import WindowBudget, plan_windows
+from .windows import Pace, WindowBudget, plan_windows
 
 _ROW_WEIGHT = 64  # of an answer beside its tokens; the unit is one token or one of its alternatives
 _WEIGHT_AHEAD = 4096 * _ROW_WEIGHT  # tens of megabytes
@@ -37,6 +38,17 @@ class Generator(Protocol):
     def interrupt(self) -> None:
         """Ends the run after its present step; called from another thread."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A stream of requests that says what its rest asks for, once that is known."""
+
+    requests: Iterator[Request]
+    rest: Callable[[], Mapping[Sampling, int] | None]
+
+    def __iter__(self) -> Iterator[Request]:
+        return self.requests
 
 
 class _Flow:
@@ -83,8 +95,9 @@ def answers(
     """
     require_columns(renderer, source.schema)
     flow = _Flow()
-    windows = plan_windows(_render(source, renderer, done, flow), directory, budget, flow.stop)
-    with Ahead(_generate(engine, windows, flow.stop), _WEIGHT_AHEAD, weight=_weight) as completions:
+    pace = Pace()
+    windows = plan_windows(_render(source, renderer, done, flow), directory, budget, flow.stop, pace)
+    with Ahead(_generate(engine, windows, flow.stop, pace), _WEIGHT_AHEAD, weight=_weight) as completions:
         try:
             for batch in _until_stopped(completions, engine, stopping, flow):
                 flow.tell_skipped(skip)
@@ -155,10 +168,12 @@ def _small_first(batches: Iterable[RowBatch]) -> Iterator[RowBatch]:
         del batch
 
 
-def _generate(engine: Generator, windows: Iterator[Iterator[Request]], stop: threading.Event) -> Iterator[Completion]:
+def _generate(
+    engine: Generator, windows: Iterator[Iterator[Request]], stop: threading.Event, pace: Pace
+) -> Iterator[Completion]:
     """Completions of all windows as one stream, so that the engine does not drain between them."""
     waiting: dict[int, RowTag] = {}
-    completions = engine.run(_watch(chain.from_iterable(windows), waiting, stop))
+    completions = engine.run(Asked(_watch(chain.from_iterable(windows), waiting, stop), pace.rest))
     try:
         for completion in completions:
             tag = waiting.pop(completion.key, None)

@@ -5,6 +5,7 @@ Knows requests and how they become numbers and back; when a window is full is de
 
 import json
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, fields, replace
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from batchgen.engine.request import Request, RowError, Sampling
+from batchgen.engine.tail import longest_first
 
 from .rows import RowTag
 from .runs import Part, Parts, Runs, RunSizes
@@ -36,6 +38,7 @@ class WindowWriter:
         self._begin_chunk()
         self.num_rows = 0
         self.num_tokens = 0
+        self.asks: Counter[Sampling] = Counter()
 
     def _begin_chunk(self) -> None:
         self._tokens = array("I")
@@ -67,7 +70,9 @@ class WindowWriter:
         self._keys.append(request.key)
         self._lengths.append(len(request.prompt))
         self._seeds.append(request.sampling.seed)
-        self._samplings.append(self._intern(request.sampling))
+        number, sampling = self._intern(request.sampling)
+        self._samplings.append(number)
+        self.asks[sampling] += 1
         self.num_tokens += len(request.prompt)
 
     def finish(self) -> "Window":
@@ -76,7 +81,7 @@ class WindowWriter:
             self._errors_file.close()
         samplings = [sampling for _, sampling in self._interned.values()]
         parts = self._runs.parts(self._chunk())
-        return Window(self.num_rows, self.num_tokens, self._errors_path, samplings, self._runs, parts)
+        return Window(self.num_rows, self.num_tokens, self._errors_path, samplings, self._runs, parts, self.asks)
 
     def _chunk(self) -> TokenRows:
         rows = np.empty(len(self._keys), ROW)
@@ -84,9 +89,9 @@ class WindowWriter:
         rows["length"], rows["sampling"] = self._lengths, self._samplings
         return TokenRows(np.frombuffer(self._tokens, np.uint32), rows)
 
-    def _intern(self, sampling: Sampling) -> int:
-        """The number of the first sampling that differs by nothing but the seed, which each row may have its own."""
-        return self._interned.setdefault(_BUT_SEED(sampling), (len(self._interned), sampling))[0]
+    def _intern(self, sampling: Sampling) -> tuple[int, Sampling]:
+        """The first sampling that differs by nothing but the seed, which each row may have its own, and its number."""
+        return self._interned.setdefault(_BUT_SEED(sampling), (len(self._interned), sampling))
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,7 @@ class Window:
     samplings: list[Sampling]
     runs: Runs
     planned: Parts
+    asks: Counter[Sampling]  # what the rows ask for, seeds aside, that are not handed out yet
 
     def requests(self) -> Iterator[Request]:
         """Those born failed, then the others in planned order. The files are removed behind the last one."""
@@ -123,10 +129,19 @@ class Window:
 
     def _of_part(self, part: Part) -> Iterator[Request]:
         tokens, offsets = part.rows.tokens, part.rows.offsets
-        for index in part.plan.order.tolist():
+        for index in self._order(part):
             key, seed, _, number = part.rows.rows[index].item()
             sampling = self._sampling(number, seed)
+            self.asks[self.samplings[number]] -= 1
             yield Request(key, tokens[offsets[index] : offsets[index + 1]].tolist(), sampling, RowTag(key, sampling))
+
+    def _order(self, part: Part) -> list[int]:
+        """As planned; longer answers first in a branch, where they differ and all rows are in one part."""
+        order: list[int] = part.plan.order.tolist()
+        lengths = [self.samplings[number].max_tokens for number in part.rows.rows["sampling"][part.plan.order].tolist()]
+        if len(order) < sum(self.asks.values()) or len(set(lengths)) < 2:
+            return order
+        return [order[place] for place in longest_first(part.plan.common.tolist(), lengths)]
 
     def _sampling(self, number: int, seed: int) -> Sampling:
         sampling = self.samplings[number]

@@ -7,13 +7,13 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from batchgen.engine.request import Request
+from batchgen.engine.request import Request, Sampling
 
 from .background import Ahead
 from .runs import RunSizes
@@ -42,13 +42,25 @@ _LEFT = 1 / 8  # of a window, while the next one is planned
 _PLANNERS = 2  # threads
 
 
-class _Pace:
-    """How far the consumer has come: `low` is the last window that is nearly handed out."""
+class Pace:
+    """How far the consumer has come: `low` is the last window that is nearly handed out.
+
+    `last` is the number of the last window, None while nobody knows it.
+    """
 
     def __init__(self) -> None:
         self.low = -1
+        self.last: int | None = None
+        self._current: tuple[int, Window] | None = None
+
+    def rest(self) -> Mapping[Sampling, int] | None:
+        """What the rows that are not handed out ask for, seeds aside; None until the last window is handed out."""
+        if self._current is None or self._current[0] != self.last:
+            return None
+        return +self._current[1].asks
 
     def follow(self, number: int, window: Window) -> Iterator[Request]:
+        self._current = number, window
         for taken, request in enumerate(window.requests(), 1):
             if window.num_rows - taken <= _LEFT * window.num_rows:
                 self.low = number
@@ -60,18 +72,19 @@ def plan_windows(
     directory: Path | None,
     budget: WindowBudget,
     stop: threading.Event | None = None,
+    pace: Pace | None = None,
 ) -> Iterator[Iterator[Request]]:
     """The requests window by window, each in the order that shares most.
 
     Reads `requests` in a thread, one window ahead; its errors are raised here. `stop` ends it between two requests.
-    Files are kept in a directory inside `directory` (default: the system's) and removed when the iterator ends.
-    Raises StoreError when the disk they are on is full.
+    `pace` is told how far it is. Files are kept in a directory inside `directory` (default: the system's) and removed
+    when the iterator ends. Raises StoreError when the disk they are on is full.
     """
-    stop = stop or threading.Event()
+    stop, pace = stop or threading.Event(), pace or Pace()
     with (
         tempfile.TemporaryDirectory(prefix="window-", dir=directory) as place,
         planners() as pool,
-        Ahead(_build(requests, Desk(Path(place), pool, budget), stop, pace := _Pace()), 1, stop) as windows,
+        Ahead(_build(requests, Desk(Path(place), pool, budget), stop, pace), 1, stop) as windows,
     ):
         for number, window in enumerate(windows):
             yield pace.follow(number, window)
@@ -111,7 +124,7 @@ class Desk:
         return writer.chunk_is_full and writer.num_bytes > self.disk
 
 
-def _build(requests: Iterable[Request], desk: Desk, stop: threading.Event, pace: _Pace) -> Iterator[Window]:
+def _build(requests: Iterable[Request], desk: Desk, stop: threading.Event, pace: Pace) -> Iterator[Window]:
     number, smallest, deadline = 0, 1, float("inf")
     writer = desk.open()
     for request in requests:
@@ -125,5 +138,6 @@ def _build(requests: Iterable[Request], desk: Desk, stop: threading.Event, pace:
             number, smallest = number + 1, _GROWTH * writer.num_rows
             yield writer.finish()
             writer = desk.open()
+    pace.last = number if writer.num_rows else number - 1
     if writer.num_rows:
         yield writer.finish()

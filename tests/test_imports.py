@@ -16,7 +16,7 @@ BELOW = {
     "kernels": set(),
 }
 # what pipeline may use of the engine: the nouns, the plan, and the facade itself
-ENGINE_FOR_PIPELINE = {"", "request", "plan", "stopping", "detokenize", "generation", "config", "grammar"}
+ENGINE_FOR_PIPELINE = {"", "request", "plan", "stopping", "detokenize", "generation", "config", "grammar", "tail"}
 WITHOUT_TORCH = (
     "admission",
     "residents",

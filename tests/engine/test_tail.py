@@ -1,12 +1,14 @@
 """The end of a run on a simulated device, and in the scheduler: long answers first, as many at once as fill steps."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scheduling import Bounds, CountingModel, drive
 
-from batchgen.engine.backlog import UNKNOWN_BACKLOG, KnownBacklog
+from batchgen.engine.backlog import UNKNOWN_BACKLOG, Announced, AnnouncedBacklog, KnownBacklog
 from batchgen.engine.draft.times import RIDGE
 from batchgen.engine.plan import plan
 from batchgen.engine.request import Request, Sampling
@@ -121,10 +123,18 @@ class StepCosts(CountingModel):
 
 def cost_of(requests, backlog) -> int:
     model = StepCosts()
+    count = 0
+
+    def counted():
+        nonlocal count
+        for request in requests:
+            count += 1
+            yield request
+
     finished, _ = drive(
-        requests, num_blocks=4000, budget=2048, max_sequences=256, model=model, check=False, backlog=backlog
+        counted(), num_blocks=4000, budget=2048, max_sequences=256, model=model, check=False, backlog=backlog
     )
-    assert len(finished) == len(requests)
+    assert len(finished) == count > 0
     return model.cost
 
 
@@ -164,3 +174,49 @@ def test_rows_that_will_be_refused_come_last():
     good = requests_of([3, 5, 4], ignore_eos=True)
     ordered, _ = arrange([Request(9, [], good[0].sampling), *good], Bounds(1000), 8)
     assert [request.key for request in ordered] == [1, 2, 0, 9]
+
+
+class Stream:
+    """Requests in their order; from `known` handed out on it tells what its rest asks for."""
+
+    def __init__(self, requests: list[Request], known: int = 0) -> None:
+        self.requests, self.known, self.taken = requests, known, 0
+
+    def __iter__(self):
+        for request in self.requests:
+            self.taken += 1
+            yield request
+
+    def rest(self):
+        return Counter(one.sampling for one in self.requests[self.taken :]) if self.taken >= self.known else None
+
+
+def test_the_announced_end_of_a_stream_keeps_steps_full():
+    lengths = sorted((max(1, length // 8) for length in log_normal(100, 1.0)[0]), reverse=True)
+    requests = requests_of(lengths, ignore_eos=True)
+
+    def cost(known: int) -> int:
+        stream = Stream(requests, known)
+        assert isinstance(stream, Announced)
+        return cost_of(iter(stream), AnnouncedBacklog(stream))
+
+    unlimited = cost(known=101)
+    assert unlimited == cost_of(iter(requests), UNKNOWN_BACKLOG)
+    assert cost(known=0) < 0.92 * unlimited
+
+
+@pytest.mark.parametrize("more", [{}, {"ignore_eos": True, "stop": ("x",)}])
+def test_an_announced_end_of_uncertain_lengths_limits_nothing(more):
+    stream = Stream(requests_of([500, *[50] * 100], **more))
+    assert AnnouncedBacklog(stream).most([], 256) == 256
+
+
+def test_an_announced_end_is_looked_at_again_when_it_is_near(monkeypatch):
+    monkeypatch.setattr("batchgen.engine.backlog.LARGEST", 50)
+    stream = Stream(requests_of([500, *[50] * 100], ignore_eos=True))
+    backlog = AnnouncedBacklog(stream)
+    assert backlog.most([], 256) == 256
+    stream.requests = stream.requests[:40]
+    assert backlog.most([], 256) == RIDGE
+    stream.taken = 40
+    assert backlog.most([], 256) == 256

@@ -1,15 +1,20 @@
 """Prefix groups counted on the way: those of the whole plan, in memory that does not grow, told in the manifest."""
 
+import time
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from fake_models import FakeModels
+from fake_models import FakeEngine, FakeModels
 from hypothesis import given
 from hypothesis import strategies as st
 from job_files import make_job, manifest, write_rows
 
+from batchgen.engine.backlog import Announced
 from batchgen.engine.plan import plan
+from batchgen.engine.request import Completion, Request
 from batchgen.jobs import prefix_groups, run
 from batchgen.jobs.prefix_groups import PrefixGroups, merged
 
@@ -62,3 +67,22 @@ def test_runs_of_one_job_add_up() -> None:
     one, other = ({"saved_tokens": saved} for saved in (5, 9))
     assert merged([one], [other]) == [other, one]
     assert len(merged([one] * 8, [other])) == 8
+
+
+def test_a_job_tells_the_engine_how_its_rows_end(tmp_path: Path) -> None:
+    """Through everything that stands between the rows and the engine."""
+    write_rows(tmp_path, 8)
+    rests: list[Any] = []
+
+    class Listening(FakeEngine):
+        def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
+            assert isinstance(requests, Announced)
+            for request in requests:
+                time.sleep(0.01)
+                rests.append(requests.rest())
+                yield self._complete(request)
+
+    run(make_job(tmp_path, prompt__on_null="empty"), models=FakeModels(Listening()))
+    assert len(rests) == 8
+    assert sum(rests[-2].values()) == 1
+    assert rests[-1] == {}

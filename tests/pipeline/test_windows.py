@@ -1,6 +1,7 @@
 """Windows: requests out are requests in, ordered to share, prepared in a thread, kept on disk and removed."""
 
 import threading
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +18,7 @@ from batchgen.pipeline.background import Ahead
 from batchgen.pipeline.rows import RowTag
 from batchgen.pipeline.runs import RunSizes
 from batchgen.pipeline.store import WindowWriter
-from batchgen.pipeline.windows import WindowBudget, plan_windows, planners
+from batchgen.pipeline.windows import Pace, WindowBudget, plan_windows, planners
 
 FAILED = RowError("template", "prompt", "no \u00e9 \ud800", retryable=False)
 
@@ -33,6 +34,30 @@ def failed(key: int) -> Request:
 
 def windows_of(requests: list[Request], directory: Path | None = None, **budget: Any) -> list[list[Request]]:
     return [list(window) for window in plan_windows(requests, directory, WindowBudget(**budget))]
+
+
+def test_the_rest_is_known_once_the_last_window_is_handed_out() -> None:
+    requests = [request(key, key % 7, key, max_tokens=4 + 4 * (key % 2), seed=key) for key in range(20)]
+    pace, rests = Pace(), []
+    for window in plan_windows(requests, None, WindowBudget(rows=10), pace=pace):
+        for _ in window:
+            time.sleep(0.002)
+            rests.append(pace.rest())
+    known = [{ask.max_tokens: count for ask, count in rest.items()} for rest in rests if rest is not None]
+    assert rests[0] is None
+    assert sum(known[0].values()) >= 9 - 3  # the end is known once the reader has come to it, a moment after
+    assert known[-1] == {}
+    assert all(sum(one.values()) - sum(two.values()) == 1 for one, two in pairwise(known))
+
+
+def test_longer_answers_come_first_in_a_branch_of_a_window() -> None:
+    requests = [request(key, key // 4, 9, key, max_tokens=10 + (key * 5) % 8) for key in range(12)]
+    (window,) = windows_of(requests)
+    lengths = [one.sampling.max_tokens for one in window]
+    branches = [[one.prompt[0] for one in window][at : at + 4] for at in (0, 4, 8)]
+    assert all(len(set(branch)) == 1 for branch in branches)  # what shares stays together
+    assert all(lengths[at : at + 4] == sorted(lengths[at : at + 4], reverse=True) for at in (0, 4, 8))
+    assert lengths[0] == max(lengths)
 
 
 REQUESTS = st.lists(
