@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .linear_fp8 import Fp8Weight
     from .linear_int4 import Int4Weight
     from .linear_int8 import Int8Weight
+    from .rounding import Rounding
     from .sampling import Filters, Penalties
 
 
@@ -42,6 +43,9 @@ class Kernels(Protocol):
     def swiglu(self, gate_up: "Tensor") -> "Tensor": ...
 
     def linear(self, x: "Tensor", weight: "Tensor", bias: "Tensor | None") -> "Tensor": ...
+
+    def rounding(self, weight: "Int8Weight | Int4Weight | Fp8Weight") -> "Rounding":
+        """How this table rounds the activations that are multiplied with such a weight."""
 
     def pack_int8(self, weight: "Int8Weight") -> Any:
         """The weight as `linear_int8` of this device reads it; made once at load, `weight` is not kept.

@@ -3,9 +3,22 @@
 Importing it loads Triton, so nothing that runs on a CPU imports it.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
+import torch
 from torch import Tensor
 
+from .chip import Chip, chip_at_hand
+from .grouped.choice import Choice, Choices, Key
+from .linear_fp8 import Fp8Weight
+from .linear_fp8 import gpu as gpu_fp8
+from .linear_int4 import Int4Weight
+from .linear_int4 import gpu as gpu_int4
+from .linear_int8 import Int8Weight
+from .linear_int8 import gpu as gpu_int8
 from .rms_norm import gpu as gpu_rms_norm
+from .rounding import Rounding
 from .swiglu import gpu as gpu_swiglu
 from .tables import ReferenceKernels
 from .token_mask import gpu as gpu_token_mask
@@ -14,11 +27,44 @@ from .token_mask import gpu as gpu_token_mask
 class GpuKernels(ReferenceKernels):
     """Ops by Triton; those that are best left to torch are the reference's."""
 
+    def __init__(self, chip: Chip | None = None, tuned: Mapping[Key, Choice] | None = None) -> None:
+        """For the current device, or a chip that is not at hand; `tuned` goes before the table of choices."""
+        self.choices = Choices(chip or chip_at_hand(), tuned or {})
+
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         return gpu_rms_norm.rms_norm(x, weight, epsilon)
+
+    def add_rms_norm(self, residual: Tensor, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        return gpu_rms_norm.add_rms_norm(residual, x, weight, epsilon)
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         return gpu_swiglu.swiglu(gate_up)
 
     def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
         gpu_token_mask.mask(logits, rows, bits)
+
+    def rounding(self, weight: Int8Weight | Int4Weight | Fp8Weight) -> Rounding:
+        if isinstance(weight, Fp8Weight):
+            return gpu_fp8.rounding(weight, self.choices)
+        return gpu_int8.rounding(weight) if isinstance(weight, Int8Weight) else gpu_int4.rounding(weight)
+
+    def pack_int8(self, weight: Int8Weight) -> Any:
+        return gpu_int8.pack(weight, self.choices)
+
+    def linear_int8(self, x: Tensor, weight: Any, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        out: Tensor = weight(x, bias, dtype)
+        return out
+
+    def pack_int4(self, weight: Int4Weight) -> Any:
+        return gpu_int4.pack(weight, self.choices)
+
+    def linear_int4(self, x: Tensor, weight: Any, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        out: Tensor = weight(x, bias, dtype)
+        return out
+
+    def pack_fp8(self, weight: Fp8Weight) -> Any:
+        return gpu_fp8.pack(weight, self.choices)
+
+    def linear_fp8(self, x: Tensor, weight: Any, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        out: Tensor = weight(x, bias, dtype)
+        return out

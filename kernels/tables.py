@@ -30,6 +30,7 @@ from .rms_norm import native as native_rms_norm
 from .rms_norm.reference import add_rms_norm, rms_norm
 from .rotate_write import native as native_rotate_write
 from .rotate_write.reference import rotate_write
+from .rounding import BFLOAT16, INT8, Rounding
 from .sampling import Filters, Penalties
 from .sampling import native as native_sampling
 from .sampling.reference import finite, logprobs, penalise, sample
@@ -60,6 +61,11 @@ class ReferenceKernels:
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return linear(x, weight, bias)
+
+    def rounding(self, weight: Int8Weight | Int4Weight | Fp8Weight) -> Rounding:
+        if isinstance(weight, Fp8Weight):
+            return Rounding(BFLOAT16)
+        return Rounding(INT8, segment_of(weight.group, weight.shape[1]))
 
     def pack_int8(self, weight: Int8Weight) -> Any:
         segment_of(weight.group, weight.shape[1])

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from .. import Kernels
 from ..case import Op, Results, generator
-from ..panels.cases import Form, common_cases, scales, speed_cases
+from ..panels.cases import NUMBERS, Form, common_cases, rounded, rounding, scales, speed_cases
+from ..rounding import Rounding
 from . import Fp8Weight
 
 
@@ -29,21 +30,11 @@ def make_weight(outputs: int, inputs: int, form: Form) -> Fp8Weight:
     return Fp8Weight(codes.view(torch.float8_e4m3fn), scale, group)
 
 
-def number(code: int) -> float:
-    """What an e4m3 stands for: sign, 4 bits of exponent, 3 bits behind the point."""
-    exponent, fraction = code >> 3 & 15, code & 7
-    size = fraction * 2.0**-9 if exponent == 0 else (8 + fraction) * 2.0 ** (exponent - 10)
-    return -size if code >> 7 else size
-
-
-NUMBERS = torch.tensor([number(code) for code in range(256)], dtype=torch.float64)
-
-
-def expected(x: Tensor, weight: Fp8Weight, bias: Tensor | None) -> Results:
+def expected(x: Tensor, weight: Fp8Weight, bias: Tensor | None, rule: Rounding) -> Results:
     """In float64, each code by its definition."""
     numbers = NUMBERS[weight.q.view(torch.uint8).long()]
     scale = weight.scale.double().repeat_interleave(weight.group, 1)[:, : x.shape[1]]
-    out = x.bfloat16().double() @ (numbers * scale).T
+    out = rounded(x, rule) @ (numbers * scale).T
     return (out if bias is None else out + bias.double(),)
 
 
@@ -57,5 +48,15 @@ FORMS = (
 )
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
-OP = Op("linear_fp8", run, expected, TOLERANCE, common_cases(make_weight, FORMS, CHANNEL), prepare=prepare)
-SPEED = Op("linear_fp8", run, expected, TOLERANCE, speed_cases(make_weight, CHANNEL), prepare=prepare)
+OP = Op(
+    "linear_fp8",
+    run,
+    expected,
+    TOLERANCE,
+    common_cases(make_weight, FORMS, CHANNEL),
+    prepare=prepare,
+    rounding=rounding,
+)
+SPEED = Op(
+    "linear_fp8", run, expected, TOLERANCE, speed_cases(make_weight, CHANNEL), prepare=prepare, rounding=rounding
+)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .. import Kernels
 from ..case import Op, Results, generator, normal
-from ..panels.cases import Form, common_cases, expected, scales, speed_cases
+from ..panels.cases import Form, common_cases, expected, rounding, scales, speed_cases
 from . import Int4Weight
 
 
@@ -40,5 +40,15 @@ FORMS = (
 )
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
-OP = Op("linear_int4", run, expected, TOLERANCE, common_cases(make_weight, FORMS, Form(32)), prepare=prepare)
-SPEED = Op("linear_int4", run, expected, TOLERANCE, speed_cases(make_weight, Form(32)), prepare=prepare)
+OP = Op(
+    "linear_int4",
+    run,
+    expected,
+    TOLERANCE,
+    common_cases(make_weight, FORMS, Form(32)),
+    prepare=prepare,
+    rounding=rounding,
+)
+SPEED = Op(
+    "linear_int4", run, expected, TOLERANCE, speed_cases(make_weight, Form(32)), prepare=prepare, rounding=rounding
+)

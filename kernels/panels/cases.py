@@ -4,12 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..case import Arguments, Case, Results, generator, normal
-from . import segment_of
+from ..rounding import BFLOAT16, INT8, LARGEST, OWN, Rounding
 
 ROWS = (*range(1, 41), 63, 64, 65, 257)
 SMOLLM2 = {"qkv": (576, 960), "output": (576, 576), "gate and up": (576, 3072), "down": (1536, 576)}
@@ -65,19 +64,56 @@ def speed_cases(make_weight: MakeWeight, usual: Form) -> tuple[Case, ...]:
     return (*layers, *(case(make_weight, f"head, {n} rows", n, *HEAD, usual) for n in (1, 64, 256)))
 
 
-def expected(x: Tensor, weight: Any, bias: Tensor | None) -> Results:
-    """Segment by segment in float64, activations rounded in float32 as the contract says."""
-    segment = segment_of(weight.group, x.shape[1])
-    codes, numbers = weight.codes().numpy().astype(np.float64), x.float().numpy()
-    scale = weight.scale.numpy().astype(np.float64)
-    minimum = np.zeros_like(scale) if weight.minimum is None else weight.minimum.numpy().astype(np.float64)
-    out = np.zeros((len(numbers), len(codes)))
-    for first in range(0, x.shape[1], segment):
-        part = numbers[:, first : first + segment]
-        largest = np.abs(part).max(axis=1, keepdims=True)
-        whole = np.rint(part * (np.float32(127) / largest)).astype(np.float64)
-        group = first // weight.group
-        products = whole @ codes[:, first : first + segment].T * scale[:, group]
-        products += whole.sum(axis=1, keepdims=True) * minimum[:, group]
-        out += products * (largest / np.float32(127)).astype(np.float64)
-    return (torch.from_numpy(out if bias is None else out + bias.double().numpy()),)
+def rounding(kernels: Any, x: Tensor, weight: Any, bias: Tensor | None) -> Rounding:
+    """How a table rounds the activations for this weight."""
+    rule: Rounding = kernels.rounding(weight)
+    return rule
+
+
+def expected(x: Tensor, weight: Any, bias: Tensor | None, rule: Rounding) -> Results:
+    """In float64, group by group, activations rounded in float32 as the rule says."""
+    codes, activations = weight.codes().double(), rounded(x, rule)
+    out = torch.zeros(len(x), len(codes), dtype=torch.float64)
+    for number, first in enumerate(range(0, x.shape[1], weight.group)):
+        part = slice(first, first + weight.group)
+        out += activations[:, part] @ codes[:, part].T * weight.scale[:, number].double()
+        if weight.minimum is not None:
+            out += activations[:, part].sum(1, keepdim=True) * weight.minimum[:, number].double()
+    return (out if bias is None else out + bias.double(),)
+
+
+def rounded(x: Tensor, rule: Rounding) -> Tensor:
+    """x [T, H] as a rule leaves it, float64. Needs numbers that are finite and segments that are not zero."""
+    if rule.numbers == OWN:
+        return x.double()
+    if rule.numbers == BFLOAT16:
+        return x.bfloat16().double()
+    parts = [_segment(part, rule.numbers) for part in x.float().split(rule.segment, 1)]
+    return torch.cat(parts, 1)
+
+
+def _segment(part: Tensor, numbers: str) -> Tensor:
+    most = torch.tensor(LARGEST[numbers])
+    largest = part.abs().amax(1, keepdim=True)
+    scaled = (part * (most / largest)).double()
+    whole = scaled.round() if numbers == INT8 else nearest(scaled)
+    return whole * (largest / most).double()
+
+
+def number(code: int) -> float:
+    """What an e4m3 stands for: sign, 4 bits of exponent, 3 bits behind the point."""
+    exponent, fraction = code >> 3 & 15, code & 7
+    size = fraction * 2.0**-9 if exponent == 0 else (8 + fraction) * 2.0 ** (exponent - 10)
+    return -size if code >> 7 else size
+
+
+NUMBERS = torch.tensor([number(code) for code in range(256)], dtype=torch.float64)
+
+
+def nearest(values: Tensor) -> Tensor:
+    """The e4m3 next to each number of at most 448; between two, the one with an even code."""
+    sizes, edges = NUMBERS[:0x7F], (NUMBERS[:0x7E] + NUMBERS[1:0x7F]) / 2
+    above = torch.bucketize(values.abs(), edges)
+    tie = (above < len(edges)) & (values.abs() == edges[above.clamp(max=len(edges) - 1)])
+    code = torch.where(tie & (above % 2 == 1), above + 1, above)
+    return sizes[code] * values.sign()

@@ -54,7 +54,7 @@ def limits(dtype: torch.dtype) -> tuple[float, float]:
 def verified(op: Op, case: Case, dtype: torch.dtype, kernels: Kernels) -> Callable[[], object]:
     """The call to time. Raises SystemExit when its result is wrong."""
     arguments = case.make(dtype)
-    for result, expected in zip(op.run(kernels, *arguments), op.expected(*arguments), strict=True):
+    for result, expected in zip(op.run(kernels, *arguments), op.truth(kernels, arguments), strict=True):
         if (off := error(result, expected)) > op.tolerance[dtype]:
             raise SystemExit(f"{op.name} / {case.name} / {dtype}: wrong by {off:.2e}, not timed")
     return op.prepare(kernels, *arguments) if op.prepare else lambda: op.run(kernels, *arguments)

@@ -52,7 +52,7 @@ class Program:
 
     def widest_loads(self) -> int:
         """Loads and asynchronous copies of 16 bytes a thread."""
-        vector = r"ld\.global[\w.:]*\.v4\.b32|ld\.global[\w.:]*\.v2\.b64|cp\.async\.c[ag][\w.:]*\s.*?, (0x)?16"
+        vector = r"ld\.global[\w.:]*\.v4\.b32|ld\.global[\w.:]*\.v2\.b64|cp\.async\.c[ag]\.[^;]*, 0x10(?![0-9a-f])"
         return len(re.findall(vector, self.ptx))
 
 

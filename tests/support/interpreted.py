@@ -7,6 +7,7 @@ left out: the interpreter multiplies and rounds it wrongly.
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from pathlib import Path
 
 DTYPES = ("float32", "float16")
 MOST_ELEMENTS = 400_000  # of a case: the interpreter takes milliseconds for every program
+EDGES = (1, 17, 33, 65)
 MOST_OPERATIONS = 40_000_000
 
 
@@ -44,7 +46,10 @@ def outcomes() -> dict[tuple[str, str, str], Outcome]:
 
 
 def small(op: object, case: object) -> bool:
-    """Whether the interpreter can be asked to run a case."""
+    """Whether the interpreter can be asked to run a case; of the batches that differ by a row, those at an edge."""
+    rows = re.fullmatch(r"(\d+) rows", case.name)  # type: ignore[attr-defined]
+    if rows and int(rows[1]) not in EDGES:
+        return False
     return case.elements <= MOST_ELEMENTS and case.operations <= MOST_OPERATIONS  # type: ignore[attr-defined]
 
 
@@ -71,9 +76,10 @@ def _run() -> Iterator[Outcome]:
     import torch
 
     from batchgen.kernels.cases import OPS
+    from batchgen.kernels.chip import Chip
     from batchgen.kernels.gpu_table import GpuKernels
 
-    kernels, wanted = GpuKernels(), set(plan())
+    kernels, wanted = GpuKernels(Chip(library=False)), set(plan())
     for op, case, dtype in ((one, case, dtype) for one in OPS for case in one.cases for dtype in DTYPES):
         if (op.name, case.name, dtype) in wanted:
             off, problem = _outcome(kernels, op, case, getattr(torch, dtype))
@@ -87,7 +93,7 @@ def _outcome(kernels: object, op: object, case: object, dtype: object) -> tuple[
     try:
         arguments = case.make(dtype)  # type: ignore[attr-defined]
         results = op.run(kernels, *arguments)  # type: ignore[attr-defined]
-        expected = op.expected(*arguments)  # type: ignore[attr-defined]
+        expected = op.truth(kernels, arguments)  # type: ignore[attr-defined]
     except Exception as problem:  # every case is reported
         return float("inf"), f"{type(problem).__name__}: {problem}"[-500:]
     allowed = tolerance(op, dtype)

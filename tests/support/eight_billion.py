@@ -1,0 +1,85 @@
+"""The linears of Llama-3.1-8B as launches, without their numbers: tensors on the meta device."""
+
+from collections.abc import Iterator
+
+import torch
+
+from batchgen.kernels.chip import Chip
+from batchgen.kernels.grouped import Form, form_of, gpu
+from batchgen.kernels.grouped.choice import Choices
+from batchgen.kernels.grouped.layout import E4M3, INT4, INT8, GroupedWeight
+from batchgen.kernels.launch import Launch
+
+SHAPES = {  # outputs, inputs
+    "output": (4096, 4096),
+    "qkv": (6144, 4096),
+    "gate and up": (28672, 4096),
+    "down": (4096, 14336),
+    "head": (128256, 4096),
+}
+ROWS = (1, 16, 64, 256)
+WHOLE = 1 << 30  # a group for the whole output
+WEIGHTS = {  # kind of codes, group, with a minimum, numbers of the activations
+    "int4, groups of 32": (INT4, 32, False, torch.bfloat16),
+    "int4, groups of 32 with a minimum": (INT4, 32, True, torch.bfloat16),
+    "int4, groups of 128": (INT4, 128, False, torch.float16),
+    "int8, groups of 32": (INT8, 32, False, torch.bfloat16),
+    "int8, groups of 16": (INT8, 16, False, torch.bfloat16),
+    "int8, one scale": (INT8, WHOLE, False, torch.int8),
+    "fp8, one scale": (E4M3, WHOLE, False, torch.float8_e4m3fn),
+    "fp8, groups of 128": (E4M3, 128, False, torch.float8_e4m3fn),
+    "fp8, one scale, plain activations": (E4M3, WHOLE, False, torch.bfloat16),
+}
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def weight(name: str, outputs: int, inputs: int) -> GroupedWeight:
+    kind, group, has_minimum, _ = WEIGHTS[name]
+    form = form_of(4 if kind == INT4 else 8, group, inputs)
+    assert form is not None
+    steps = inputs // form.step
+    scale = empty(*(steps, outputs, form.scales) if form.grouped else (1, outputs, 1), dtype=torch.float16)
+    zero = 8 if kind == INT4 and not has_minimum else 0
+    codes = _codes(kind, form, steps, outputs)
+    shape = (outputs, inputs)
+    return GroupedWeight(kind, codes, scale, scale if has_minimum else None, zero, shape, min(group, inputs), form)
+
+
+def _codes(kind: str, form: Form, steps: int, outputs: int) -> torch.Tensor:
+    if kind == INT4:
+        return empty(steps, outputs, form.width, dtype=torch.int16)
+    dtype = torch.int8 if kind == INT8 else torch.uint8
+    shape = (steps, form.planes, outputs, form.width) if form.grouped else (outputs, steps * form.width)
+    return empty(*shape, dtype=dtype)
+
+
+def activations(name: str, held: GroupedWeight, rows: int) -> gpu.Activations:
+    _, _, has_minimum, dtype = WEIGHTS[name]
+    x = empty(rows, held.shape[1], dtype=dtype)
+    terms = empty(rows, held.steps * held.form.scales, dtype=torch.float32)
+    if dtype.itemsize > 1:
+        return gpu.Activations(x, terms=terms if has_minimum else None)
+    if held.form.grouped:
+        return gpu.Activations(x, terms=terms, scaled=True)
+    return gpu.Activations(x, empty(rows, dtype=torch.float32))
+
+
+def products(chip: Chip, name: str) -> Iterator[Launch]:
+    """The launches of a kind of weight for every shape and number of rows that differ in what is compiled."""
+    seen = set()
+    dtype = WEIGHTS[name][3]
+    table = "wide" if dtype.itemsize > 1 else "alone"
+    for (outputs, inputs), rows in ((shape, rows) for shape in SHAPES.values() for rows in ROWS):
+        held = weight(name, outputs, inputs)
+        choice = Choices(chip, {}).choose(table, rows, outputs, inputs, held.form.step)
+        if choice.path in ("tiles", "split"):
+            result = (choice.splits, rows, outputs) if choice.splits > 1 else (rows, outputs)
+            out = empty(*result, dtype=torch.float32 if choice.splits > 1 else torch.bfloat16)
+            launch = gpu.plan(activations(name, held, rows), held, None, out, choice)
+            key = (tuple(launch.constants.items()), launch.num_warps, launch.num_stages, rows == 1)
+            if key not in seen:
+                seen.add(key)
+                yield launch
