@@ -7,13 +7,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
+
 from ..chip import Chip
 from ..launch import power_of_two
+from ..rounding import INT8
+from . import Form
 
 Path = Literal["tiles", "split", "dense", "library"]
 LEAST_STEPS = 4  # of a program, where inputs are split
 PROGRAMS_PER_MULTIPROCESSOR = 2  # that a split aims at
 LARGEST_SPLIT = 32
+ALIGNED = 16  # outputs and inputs of the library's products
+LEAST_TOKENS = 17  # of its product of whole numbers
+TILE_TOKENS = (16, 32, 64, 128)  # tuning tries these
+TILES = ((64, 4), (128, 4), (128, 8))  # outputs and warps
+MOST_NUMBERS = 1024  # of a tile, a warp: more spill where scales come by groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +43,37 @@ class Choice:
     splits: int = 1
 
 
-# Up to so many tokens, the choice. Activations of 16 bits (of 32 the same), then codes of 8 bits on both sides.
-WIDE: tuple[tuple[int, Choice], ...] = (
-    (16, Choice("split", 16, 128, 4, 4)),
-    (32, Choice("split", 32, 128, 8, 4)),
-    (64, Choice("split", 64, 128, 8, 3)),
-    (1 << 62, Choice("dense")),
-)
-NARROW: tuple[tuple[int, Choice], ...] = (
-    (16, Choice("split", 16, 128, 4, 4)),
-    (32, Choice("split", 32, 128, 4, 4)),
-    (64, Choice("split", 64, 128, 4, 4)),
-    (1 << 62, Choice("library")),
-)
-ALONE = (*NARROW[:-1], (1 << 62, Choice("tiles", 128, 128, 8, 3)))  # where the library has no such product
-Key = tuple[str, int, int, int]  # table, tokens as `bucket` rounds them, outputs, inputs
-TABLES = {"wide": WIDE, "narrow": NARROW, "alone": ALONE}
+UNBOUNDED = 1 << 62
+# By kind of product, up to so many tokens the choice.
+TABLES: dict[str, tuple[tuple[int, Choice], ...]] = {
+    "wide": (  # activations of 16 bits or more
+        (16, Choice("split", 16, 128, 4, 4)),
+        (32, Choice("split", 32, 128, 8, 4)),
+        (64, Choice("split", 64, 128, 8, 3)),
+        (UNBOUNDED, Choice("dense")),
+    ),
+    "sums": (  # the same for weights with a minimum, whose tiles need more registers
+        (16, Choice("split", 16, 128, 4, 4)),
+        (64, Choice("split", 32, 128, 8, 4)),
+        (UNBOUNDED, Choice("dense")),
+    ),
+    "narrow": (  # codes of 8 bits on both sides, one scale for each output
+        (16, Choice("split", 16, 128, 4, 4)),
+        (64, Choice("split", 64, 128, 4, 4)),
+        (UNBOUNDED, Choice("library")),
+    ),
+    "alone": (  # the same where the library has no such product
+        (16, Choice("split", 16, 128, 4, 4)),
+        (64, Choice("split", 64, 128, 4, 4)),
+        (UNBOUNDED, Choice("tiles", 128, 128, 8, 3)),
+    ),
+    "grouped": (  # codes of 8 bits on both sides, scales for groups of inputs
+        (16, Choice("split", 16, 128, 4, 4)),
+        (64, Choice("split", 64, 128, 8, 4)),
+        (UNBOUNDED, Choice("tiles", 64, 128, 8, 4)),
+    ),
+}
+Key = tuple[str, int, int, int]  # kind of product, tokens as `bucket` rounds them, outputs, inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +97,24 @@ class Choices:
         steps = -(-inputs // step)
         wanted = self.chip.multiprocessors * PROGRAMS_PER_MULTIPROCESSOR // tiles
         splits = max(1, min(wanted, steps // LEAST_STEPS, LARGEST_SPLIT))
+        splits = -(-steps // -(-steps // splits))  # the steps of a part are whole: the last parts may be left without
         return replace(choice, path="split" if splits > 1 else "tiles", splits=splits)
+
+
+def wide(choices: Choices, form: Form, shape: tuple[int, int], tokens: int, has_minimum: bool) -> Choice:
+    """For activations as they are and a weight of (outputs, inputs)."""
+    return choices.choose("sums" if has_minimum else "wide", tokens, *shape, form.step)
+
+
+def narrow(
+    choices: Choices, form: Form, shape: tuple[int, int], tokens: int, numbers: str, dtype: torch.dtype
+) -> Choice:
+    """For activations as codes. The library has products of one scale an output, aligned, of floats in bfloat16."""
+    outputs, inputs = shape
+    aligned = outputs % ALIGNED == 0 and (-(-inputs // form.step) * form.step) % ALIGNED == 0
+    served = tokens >= LEAST_TOKENS if numbers == INT8 else dtype == torch.bfloat16
+    by_library = choices.chip.library and aligned and served
+    return choices.choose("grouped" if form.grouped else "narrow" if by_library else "alone", tokens, *shape, form.step)
 
 
 def bucket(tokens: int) -> int:
@@ -82,14 +123,10 @@ def bucket(tokens: int) -> int:
 
 
 def candidates(table: str, tokens: int) -> Iterator[Choice]:
-    """What tuning tries for a batch."""
-    if table == "wide" and tokens > 16:
-        yield Choice("dense")
-    if table == "narrow" and tokens > 16:
-        yield Choice("library")
-    most = 128 if table != "wide" else 64
-    for rows in (size for size in (16, 32, 64, 128) if size <= most and size < 2 * max(tokens, 16)):
-        for outputs in (64, 128):
-            for warps in (4, 8):
-                if rows * outputs // warps <= 2048 and (outputs, warps) != (64, 8):
-                    yield from (Choice("split", rows, outputs, warps, stages) for stages in (3, 4))
+    """What tuning tries for a batch: the table's own choice, the whole-batch way, and tiles around."""
+    ways = dict.fromkeys(choice for most, choice in TABLES[table] if tokens <= most)
+    yield from ways
+    for rows in (size for size in TILE_TOKENS if size < 2 * max(tokens, TILE_TOKENS[0])):
+        for outputs, warps in TILES:
+            if rows * outputs <= MOST_NUMBERS * warps:
+                yield from (Choice("split", rows, outputs, warps, stages) for stages in (3, 4))

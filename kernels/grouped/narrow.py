@@ -14,11 +14,9 @@ from ..launch import Launch
 from ..rounding import INT8, Rounding
 from . import gpu
 from .activations import rounded
-from .choice import Choice, Choices
+from .choice import Choice, Choices, narrow
 from .layout import GroupedWeight
 
-ALIGNED = 16  # inputs and outputs of the library's products
-LEAST_TOKENS = 17  # of its product of whole numbers
 COLUMNS = 1024
 
 
@@ -72,7 +70,8 @@ class Narrow:
         return gpu.Activations(codes, None, scale, True) if form.grouped else gpu.Activations(codes, scale.squeeze(1))
 
     def choice(self, tokens: int, dtype: torch.dtype) -> Choice:
-        return choose(self.choices, self.rounding, self.weight, tokens, dtype)
+        weight = self.weight
+        return narrow(self.choices, weight.form, weight.shape, tokens, self.rounding.numbers, dtype)
 
     def _whole(self, x: gpu.Activations, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         sums = torch._int_mm(x.numbers, self.weight.codes.t())
@@ -86,15 +85,6 @@ class Narrow:
         scales = x.token_scale.unsqueeze(1), self.weight.scale.view(1, -1).float()
         out = torch._scaled_mm(x.numbers, codes, *scales, out_dtype=dtype)
         return out if bias is None else out.add_(bias)
-
-
-def choose(choices: Choices, rounding: Rounding, weight: GroupedWeight, tokens: int, dtype: torch.dtype) -> Choice:
-    """The library's product only where it has one: one scale an output, aligned sizes, bfloat16 results of floats."""
-    outputs, inputs = weight.shape
-    aligned = outputs % ALIGNED == 0 and weight.codes.shape[-1] % ALIGNED == 0
-    served = tokens >= LEAST_TOKENS if rounding.numbers == INT8 else dtype == torch.bfloat16
-    has_product = choices.chip.library and not weight.form.grouped and aligned and served
-    return choices.choose("narrow" if has_product else "alone", tokens, outputs, inputs, weight.form.step)
 
 
 def plan_scales(sums: Tensor, token_scale: Tensor | None, scale: Tensor, bias: Tensor | None, out: Tensor) -> Launch:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from . import dense, gpu
 from .activations import chain_sums
-from .choice import Choices
+from .choice import Choices, wide
 from .layout import GroupedWeight
 
 
@@ -32,7 +32,7 @@ class Wide:
     def __call__(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         """x [T, H] times the weight, plus bias float32, as [T, O] in `dtype`."""
         x = x if x.stride(1) == 1 else x.contiguous()
-        choice = self.choices.choose("wide", len(x), *self.shape, self.weight.form.step)
+        choice = wide(self.choices, self.weight.form, self.shape, len(x), self.weight.minimum is not None)
         if choice.path == "dense":
             return dense.product(x, self.weight, bias, dtype)
         return gpu.product(self.activations(x), self.weight, bias, dtype, choice)

@@ -1,7 +1,7 @@
 """Matrix product with a weight in 8-bit floats (e4m3) with a scale per output, or per output and group: the contract.
 
     value[o, h] = scale[o, h // G] * q[o, h]
-    out = x' @ value.T + bias        x' is x rounded to bfloat16
+    out = x' @ value.T + bias        x' as in kernels/panels: on CPUs x rounded to bfloat16
 
 x       [T, H]   float32 or bfloat16; a row's numbers lie side by side
 weight  `Fp8Weight` as `pack_fp8` of the same table returns it
@@ -9,7 +9,7 @@ bias    [O]      float32, or None
 dtype   of out: float32 or bfloat16
 out     [T, O]   new; products are exact, sums float32, rounded once
 
-A row with a number that is not finite gives a row of NaN, and leaves the others alone.
+A row with a number that is not finite gives a row of NaN (or infinities, see there), and leaves the others alone.
 """
 
 from dataclasses import dataclass

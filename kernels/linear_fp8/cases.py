@@ -8,8 +8,11 @@ from torch import Tensor
 
 from .. import Kernels
 from ..case import Op, Results, generator
-from ..panels.cases import NUMBERS, Form, common_cases, rounded, rounding, scales, speed_cases
-from ..rounding import Rounding
+from ..chip import Chip
+from ..grouped import form_of
+from ..grouped.choice import Choices, narrow
+from ..panels.cases import NUMBERS, SMOLLM2, Form, common_cases, rounded, rounding, scales, speed_cases
+from ..rounding import E4M3, Rounding
 from . import Fp8Weight
 
 
@@ -38,6 +41,13 @@ def expected(x: Tensor, weight: Fp8Weight, bias: Tensor | None, rule: Rounding) 
     return (out if bias is None else out + bias.double(),)
 
 
+def path(x: Tensor, weight: Fp8Weight, bias: Tensor | None) -> str:
+    """The way on an H200."""
+    form = form_of(8, weight.group, weight.shape[1])
+    assert form is not None
+    return narrow(Choices(Chip(), {}), form, weight.shape, len(x), E4M3, x.dtype).path
+
+
 CHANNEL = Form(half=False, minimum=False)
 FORMS = (
     ("groups of 128", Form(128, half=False, minimum=False)),
@@ -53,9 +63,10 @@ OP = Op(
     run,
     expected,
     TOLERANCE,
-    common_cases(make_weight, FORMS, CHANNEL),
+    common_cases(make_weight, FORMS, CHANNEL, "tiles", tuple(SMOLLM2)),
     prepare=prepare,
     rounding=rounding,
+    path=path,
 )
 SPEED = Op(
     "linear_fp8", run, expected, TOLERANCE, speed_cases(make_weight, CHANNEL), prepare=prepare, rounding=rounding

@@ -8,6 +8,9 @@ from torch import Tensor
 
 from .. import Kernels
 from ..case import Op, Results, generator, normal
+from ..chip import Chip
+from ..grouped import form_of
+from ..grouped.choice import Choices, wide
 from ..panels.cases import Form, common_cases, expected, rounding, scales, speed_cases
 from . import Int4Weight
 
@@ -29,6 +32,13 @@ def make_weight(outputs: int, inputs: int, form: Form) -> Int4Weight:
     return Int4Weight(q, scale, (around if form.symmetric else around + noise).to(scale.dtype), group)
 
 
+def path(x: Tensor, weight: Int4Weight, bias: Tensor | None) -> str:
+    """The way on an H200."""
+    form = form_of(4, weight.group, weight.shape[1])
+    assert form is not None
+    return wide(Choices(Chip(), {}), form, weight.shape, len(x), has_minimum=True).path
+
+
 FORMS = (
     ("groups of 32, zero 8", Form(32, symmetric=True)),
     ("groups of 64", Form(64)),
@@ -45,9 +55,10 @@ OP = Op(
     run,
     expected,
     TOLERANCE,
-    common_cases(make_weight, FORMS, Form(32)),
+    common_cases(make_weight, FORMS, Form(32), "dense", ("down",)),
     prepare=prepare,
     rounding=rounding,
+    path=path,
 )
 SPEED = Op(
     "linear_int4", run, expected, TOLERANCE, speed_cases(make_weight, Form(32)), prepare=prepare, rounding=rounding

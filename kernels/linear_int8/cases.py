@@ -8,7 +8,11 @@ from torch import Tensor
 
 from .. import Kernels
 from ..case import Op, Results, generator, normal
-from ..panels.cases import Form, common_cases, expected, rounding, scales, speed_cases
+from ..chip import Chip
+from ..grouped import form_of
+from ..grouped.choice import Choices, narrow
+from ..panels.cases import SMOLLM2, Form, common_cases, expected, rounding, scales, speed_cases
+from ..rounding import INT8
 from . import Int8Weight
 
 
@@ -28,6 +32,13 @@ def make_weight(outputs: int, inputs: int, form: Form) -> Int8Weight:
     return Int8Weight(q, scale, minimum, group)
 
 
+def path(x: Tensor, weight: Int8Weight, bias: Tensor | None) -> str:
+    """The way on an H200."""
+    form = form_of(8, weight.group, weight.shape[1])
+    assert form is not None
+    return narrow(Choices(Chip(), {}), form, weight.shape, len(x), INT8, x.dtype).path
+
+
 CHANNEL = Form(half=False, minimum=False)
 FORMS = (
     ("groups of 32", Form(32, minimum=False)),
@@ -45,9 +56,10 @@ OP = Op(
     run,
     expected,
     TOLERANCE,
-    common_cases(make_weight, FORMS, CHANNEL),
+    common_cases(make_weight, FORMS, CHANNEL, "tiles", tuple(SMOLLM2)),
     prepare=prepare,
     rounding=rounding,
+    path=path,
 )
 SPEED = Op(
     "linear_int8", run, expected, TOLERANCE, speed_cases(make_weight, CHANNEL), prepare=prepare, rounding=rounding

@@ -1,22 +1,30 @@
-"""What linear_int8 and linear_int4 share: how activations are quantised, and the weight as panels of 16 outputs.
+"""The quantised linears of every device: values and activations. And of CPUs: the weight as panels of 16 outputs.
 
 A weight is stored as whole numbers q with a scale, and perhaps a minimum, for every group of G inputs of an output:
 
     value[o, h] = scale[o, h // G] * q[o, h] + minimum[o, h // G]
 
-The last group may be short; G is a multiple of 4, or at least H (one group for each output). Activations are quantised
-when they arrive, symmetrically, one scale for each token and segment of S inputs, all in float32:
-
-    largest = max |x| of the segment; a = largest / 127, or 0 where largest < 2^-100, or NaN where x is not finite
-    code = round(x * (127 / largest)), ties to even; x' = a * code
-
-S is 32, or gcd(G, 32) where groups do not consist of whole segments. (One scale for the whole token is too coarse: on
-SmolLM2 it changes 7 % of the greedy tokens, segments of 32 change less than 1 %.) Then
+The last group may be short; G is a multiple of 4, or at least H (one group for each output). Then
 
     out[t, o] = sum over h of x'[t, h] * value[o, h] + bias[o]
 
-Codes are multiplied and summed over a segment in whole numbers, hence exactly; sums over segments are float32.
-A token with a number that is not finite gives a row of NaN and leaves the others alone.
+where x' is what a table makes of the activations. `rounding(weight)` names its rule, the same for every batch:
+
+    own       x' = x; where the product is the vendor's, the values are rounded to the dtype of x
+    bfloat16  x' is x rounded to bfloat16
+    int8      one scale for each token and segment of S inputs, all in float32:
+              largest = max |x| of the segment; a = largest / 127, or 0 where largest < 2^-100, or NaN where x is not
+              finite; code = round(x * (127 / largest)), ties to even; x' = a * code
+    e4m3      the same with 448 for 127, and the next 8-bit float for the next whole number
+
+CPUs take int8 with segments of 32, or gcd(G, 32) where groups do not consist of whole segments. (One scale for the whole
+token is too coarse: on SmolLM2 it changes 7 % of the greedy tokens, segments of 32 change less than 1 %.) GPUs take
+int8 or e4m3 with one scale for each token where a weight of 8 bits has one scale for each output, e4m3 with segments of
+128 where its groups consist of whole ones, and leave activations alone with any other weight.
+
+Codes are multiplied and summed over a segment in whole numbers, hence exactly; sums over segments are float32. (Products
+of e4m3 by the tensor cores keep some 14 bits of a sum of 128 products.) A token with a number that is not finite gives
+a row of NaN, with `own` of NaN or infinities, and leaves the others alone.
 """
 
 from math import gcd

@@ -29,7 +29,14 @@ MakeWeight = Callable[[int, int, Form], Any]
 
 
 def case(
-    make_weight: MakeWeight, name: str, tokens: int, inputs: int, outputs: int, form: Form, bias: bool = False
+    make_weight: MakeWeight,
+    name: str,
+    tokens: int,
+    inputs: int,
+    outputs: int,
+    form: Form,
+    bias: bool = False,
+    path: str | None = None,
 ) -> Case:
     def make(dtype: torch.dtype) -> Arguments:
         x = normal((tokens, inputs), dtype, 1)
@@ -38,7 +45,8 @@ def case(
     weight = make_weight(1, inputs, form)
     per_output = sum(part.nbytes for part in (weight.q, weight.scale, weight.minimum) if part is not None)
     moved = tokens * (inputs + outputs)
-    return Case(name, make, elements=moved, bytes=per_output * outputs, operations=2 * tokens * inputs * outputs)
+    operations = 2 * tokens * inputs * outputs
+    return Case(name, make, elements=moved, bytes=per_output * outputs, operations=operations, path=path)
 
 
 def scales(outputs: int, inputs: int, form: Form, largest: int) -> tuple[Tensor, int]:
@@ -49,11 +57,20 @@ def scales(outputs: int, inputs: int, form: Form, largest: int) -> tuple[Tensor,
     return scale.to(torch.float16 if form.half else torch.float32), group
 
 
-def common_cases(make_weight: MakeWeight, forms: Sequence[tuple[str, Form]], usual: Form) -> tuple[Case, ...]:
+def common_cases(
+    make_weight: MakeWeight, forms: Sequence[tuple[str, Form]], usual: Form, many: str, split: Sequence[str]
+) -> tuple[Case, ...]:
+    """`many`: the way of more than 64 rows on a GPU; `split`: linears of a decode step whose inputs are shared out."""
     return (
-        *(case(make_weight, f"{rows} rows", rows, 100, 51, usual, bias=True) for rows in ROWS),
+        *(
+            case(make_weight, f"{n} rows", n, 100, 51, usual, bias=True, path="tiles" if n <= 64 else many)
+            for n in ROWS
+        ),
         *(case(make_weight, name, 7, 200, 33, form, bias=True) for name, form in forms),
-        *(case(make_weight, f"{name}, a decode step", 64, *shape, usual) for name, shape in SMOLLM2.items()),
+        *(
+            case(make_weight, f"{name}, a decode step", 64, *shape, usual, path="split" if name in split else "tiles")
+            for name, shape in SMOLLM2.items()
+        ),
     )
 
 

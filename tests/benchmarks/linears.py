@@ -49,7 +49,7 @@ def quantised(kernels: Kernels, name: str, x: torch.Tensor, outputs: int) -> tup
     pack, op = (kernels.pack_int8, kernels.linear_int8) if make is int8 else (kernels.pack_int4, kernels.linear_int4)
     packed = pack(weight)
     some = x[:16]
-    if error(op(some, packed, None, torch.float32), *expected(some, weight, None)) > 1e-4:
+    if error(op(some, packed, None, torch.float32), *expected(some, weight, None, kernels.rounding(weight))) > 1e-4:
         raise SystemExit(f"{name}: wrong, not timed")
     size = sum(part.nbytes for part in (weight.q, weight.scale, weight.minimum) if part is not None)
     copies = cycle([packed, *(pack(weight) for _ in range(BEYOND_CACHES // size if len(x) == 1 else 0))])

@@ -33,11 +33,11 @@ MASK = token_mask.plan(
 
 @each_capability
 @pytest.mark.parametrize("name", ELEMENTWISE)
-def test_rows_are_read_16_bytes_a_thread(name: str, capability: int) -> None:
+def test_rows_are_read_many_bytes_a_thread(name: str, capability: int) -> None:
     program = compile_launch(ELEMENTWISE[name], capability)
     assert program.stack == 0
     assert program.shared <= SHARED_LIMIT[capability]
-    assert program.widest_loads() >= 2
+    assert program.wide_loads() >= 2
 
 
 @each_capability

@@ -46,13 +46,13 @@ class Program:
     registers: int
     stack: int
 
-    def matrix_instructions(self) -> int:
-        """Of the kind that reaches the rate of this capability."""
-        return len(re.findall(MATRIX_INSTRUCTION[self.capability], self.ptx))
+    def matrix_instructions(self, capability: int | None = None) -> int:
+        """Of the kind that reaches the rate of its capability, or of an older one."""
+        return len(re.findall(MATRIX_INSTRUCTION[capability or self.capability], self.ptx))
 
-    def widest_loads(self) -> int:
-        """Loads and asynchronous copies of 16 bytes a thread."""
-        vector = r"ld\.global[\w.:]*\.v4\.b32|ld\.global[\w.:]*\.v2\.b64|cp\.async\.c[ag]\.[^;]*, 0x10(?![0-9a-f])"
+    def wide_loads(self) -> int:
+        """Loads and asynchronous copies of 8 or 16 bytes a thread."""
+        vector = r"ld\.global[\w.:]*\.v[24]\.b(32|64)|cp\.async\.c[ag]\.[^;]*, 0x(8|10)(?![0-9a-f])"
         return len(re.findall(vector, self.ptx))
 
 

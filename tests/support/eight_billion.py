@@ -1,14 +1,17 @@
 """The linears of Llama-3.1-8B as launches, without their numbers: tensors on the meta device."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
 from batchgen.kernels.chip import Chip
 from batchgen.kernels.grouped import Form, form_of, gpu
-from batchgen.kernels.grouped.choice import Choices
+from batchgen.kernels.grouped.choice import Choice, Choices, narrow, wide
 from batchgen.kernels.grouped.layout import E4M3, INT4, INT8, GroupedWeight
 from batchgen.kernels.launch import Launch
+from batchgen.kernels.rounding import E4M3 as ROUND_E4M3
+from batchgen.kernels.rounding import INT8 as ROUND_INT8
 
 SHAPES = {  # outputs, inputs
     "output": (4096, 4096),
@@ -17,7 +20,7 @@ SHAPES = {  # outputs, inputs
     "down": (4096, 14336),
     "head": (128256, 4096),
 }
-ROWS = (1, 16, 64, 256)
+ROWS = (16, 64, 256, 1)
 WHOLE = 1 << 30  # a group for the whole output
 WEIGHTS = {  # kind of codes, group, with a minimum, numbers of the activations
     "int4, groups of 32": (INT4, 32, False, torch.bfloat16),
@@ -67,19 +70,27 @@ def activations(name: str, held: GroupedWeight, rows: int) -> gpu.Activations:
     return gpu.Activations(x, empty(rows, dtype=torch.float32))
 
 
+def choice_of(choices: Choices, name: str, held: GroupedWeight, rows: int) -> Choice:
+    """As the linears choose, results in bfloat16."""
+    numbers = {torch.int8: ROUND_INT8, torch.float8_e4m3fn: ROUND_E4M3}.get(WEIGHTS[name][3])
+    if numbers is None:
+        return wide(choices, held.form, held.shape, rows, held.minimum is not None)
+    return narrow(choices, held.form, held.shape, rows, numbers, torch.bfloat16)
+
+
 def products(chip: Chip, name: str) -> Iterator[Launch]:
-    """The launches of a kind of weight for every shape and number of rows that differ in what is compiled."""
+    """The launches of a kind of weight for every shape and number of rows that differ in the loop that is compiled."""
     seen = set()
-    dtype = WEIGHTS[name][3]
-    table = "wide" if dtype.itemsize > 1 else "alone"
+    choices = Choices(replace(chip, library=False), {})
     for (outputs, inputs), rows in ((shape, rows) for shape in SHAPES.values() for rows in ROWS):
         held = weight(name, outputs, inputs)
-        choice = Choices(chip, {}).choose(table, rows, outputs, inputs, held.form.step)
+        choice = choice_of(choices, name, held, rows)
         if choice.path in ("tiles", "split"):
             result = (choice.splits, rows, outputs) if choice.splits > 1 else (rows, outputs)
             out = empty(*result, dtype=torch.float32 if choice.splits > 1 else torch.bfloat16)
             launch = gpu.plan(activations(name, held, rows), held, None, out, choice)
-            key = (tuple(launch.constants.items()), launch.num_warps, launch.num_stages, rows == 1)
+            constants = launch.constants | {"SPLIT": None}
+            key = (tuple(constants.items()), launch.num_warps, launch.num_stages)
             if key not in seen:
                 seen.add(key)
                 yield launch
