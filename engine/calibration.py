@@ -18,8 +18,9 @@ from ..kernels.kv_format import FORMATS as KV_FORMATS
 from ..kernels.sampling import Filters
 from .batch import Batch
 from .decoder import Decoder, Embedding
+from .device import resolve_device
 from .kv import KVPages, KVShape
-from .machine import DTYPES, resolve_device, use_granted_cores
+from .machine import DTYPES, use_granted_cores
 from .models.names import dense_weights
 from .rates import FORMATS, SIZES, Curve, Rates
 from .spec import ModelSpec

@@ -16,9 +16,10 @@ from ..kernels.linear_int8 import Int8Weight
 from .checkpoint import Checkpoint, ModelError, open_checkpoint
 from .config import EngineSettings
 from .decoder import Decoder, load_decoder
+from .device import resolve_device
 from .engine import Engine
 from .gate import NATIVE, Choice, Question, Texts, choose
-from .machine import compute_dtype, free_memory, resolve_device, use_granted_cores
+from .machine import compute_dtype, free_memory, use_granted_cores
 from .request import Request, Sampling
 from .tokenizer import load_tokenizer
 from .weights.formats import QUANTISED

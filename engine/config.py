@@ -177,10 +177,15 @@ class MedusaSpeculation(Section):
 class EngineSettings(Section):
     """How the machine is used. Nothing here changes what the answers are meant to be."""
 
-    device: str = Field("auto", description="auto, cpu, cuda or cuda:N; one without kernels is refused")
+    device: str = Field(
+        "auto",
+        description="auto, cpu, cuda or cuda:N; auto: the first usable CUDA device, else the CPU; a named one is used, "
+        "or refused with the reason",
+    )
     memory: Literal["auto"] | int | float | str = Field(
         "auto",
-        description='KV cache: bytes ("8GiB"), or a share of the free memory (0.9); auto: a quarter, 4 GiB at most',
+        description='KV cache: bytes ("8GiB"), or a share of the free memory (0.9), on a GPU of what weights and the '
+        "largest step leave; auto: a quarter, 4 GiB at most, on a GPU 0.9",
     )
     kv_cache: Literal["auto", "float32", "bfloat16", "fp8", "int8", "int4"] = Field(
         "auto",

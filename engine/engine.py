@@ -17,6 +17,7 @@ from .checkpoint import Checkpoint, ModelError, open_checkpoint
 from .choices import ChoiceTrie
 from .config import ADOPTED, EngineSettings
 from .decoder import Decoder, load_decoder
+from .device import resolve_device
 from .draft.load import NO_WEIGHTS, DraftWeights, draft_models, load_draft_weights
 from .draft.speculation import Speculation
 from .draft.table import new_speculation
@@ -27,18 +28,19 @@ from .intake import Intake
 from .kv import KVPages
 from .link import link_to
 from .loop import StepLoop
-from .machine import compute_dtype, kv_cache_bytes, resolve_device, use_granted_cores
+from .machine import compute_dtype, use_granted_cores
 from .request import Completion, Request
 from .runner import Runner
 from .sampling import Sampler
 from .scheduler import Scheduler
+from .sizing import WORKING_BYTES, kv_cache_bytes
 from .statistics import Statistics
 from .tokenizer import Tokenizer, load_tokenizer
 from .workload import arrange
 
-MAX_SEQUENCES = {"cpu": 256}
-MAX_BATCH_TOKENS = {"cpu": 2048}
-LOOK_AHEAD = {"cpu": 0}  # steps planned and launched while one is under way
+MAX_SEQUENCES = {"cpu": 256, "cuda": 1024}
+MAX_BATCH_TOKENS = {"cpu": 2048, "cuda": 8192}
+LOOK_AHEAD = {"cpu": 0, "cuda": 1}  # steps planned and launched while one is under way
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,28 +86,33 @@ class Engine:
         self.settings = settings
         self.device = device
         self.statistics = Statistics()
+        block_size = settings.tokens_per_block
         shape = model.kv_shape(settings.kv_cache)
-        shapes = (shape, *(decoder.kv_shape() for decoder in drafting.decoders))
-        block_bytes = sum(one.bytes_per_token for one in shapes) * settings.tokens_per_block
-        self._num_blocks = kv_cache_bytes(settings.memory, device) // block_bytes
-        if self._num_blocks < 1:
-            raise ModelError(f"engine.memory: {settings.memory} holds no KV block of {block_bytes} bytes; raise it")
-        pages = KVPages(shape, self._num_blocks, settings.tokens_per_block, device)
-        vocabulary = min(tokenizer.size, model.spec.vocab_size)
-        ends = frozenset(token for token in checkpoint.eos_ids | tokenizer.eos_ids if token < vocabulary)
-        self.grammars = Grammars(tokenizer, ends)
-        self.bounds = RowBounds(model, vocabulary, self._num_blocks * settings.tokens_per_block, ends, self.grammars)
-        sampler = Sampler(ops, vocabulary, self.grammars, link_to(device))
-        self._runner = Runner(model, ops, pages, sampler)
-        self._draft_models = draft_models(model, self._runner, drafting, settings)
         self.resolved: dict[str, Any] = {
             "device": str(device),
             "dtype": str(model.dtype).removeprefix("torch."),
             "kv_cache": shape.format.name,
-            "block_size": settings.tokens_per_block,
-            "kv_blocks": self._num_blocks,
+            "block_size": block_size,
         }
         self.adopt(settings)
+        vocabulary = min(tokenizer.size, model.spec.vocab_size)
+        ends = frozenset(token for token in checkpoint.eos_ids | tokenizer.eos_ids if token < vocabulary)
+        self.grammars = Grammars(tokenizer, ends)
+        sampler = Sampler(ops, vocabulary, self.grammars, link_to(device))
+
+        def runner(num_blocks: int) -> Runner:
+            return Runner(model, ops, KVPages(shape, num_blocks, block_size, device), sampler)
+
+        working = WORKING_BYTES[device.type](runner, self._max_batch_tokens, self._max_sequences, block_size)
+        shapes = (shape, *(decoder.kv_shape() for decoder in drafting.decoders))
+        block_bytes = sum(one.bytes_per_token for one in shapes) * block_size
+        self._num_blocks = kv_cache_bytes(settings.memory, device, working) // block_bytes
+        if self._num_blocks < 1:
+            raise ModelError(f"engine.memory: {settings.memory} holds no KV block of {block_bytes} bytes; raise it")
+        self.resolved["kv_blocks"] = self._num_blocks
+        self.bounds = RowBounds(model, vocabulary, self._num_blocks * block_size, ends, self.grammars)
+        self._runner = runner(self._num_blocks)
+        self._draft_models = draft_models(model, self._runner, drafting, settings)
         self._look_ahead = LOOK_AHEAD[device.type]
         self._running = False
         self._interrupted = threading.Event()

@@ -1,4 +1,4 @@
-"""What this machine grants: device, cores, memory, and the number format it computes fast in.
+"""What this machine grants: cores, memory, and the number format it computes fast in.
 
 Reads the system; decides nothing about a job.
 """
@@ -9,28 +9,10 @@ from pathlib import Path
 import psutil
 import torch
 
-from ..kernels.tables import TABLES
-from .checkpoint import ModelError
-from .config import parse_memory
 from .processor import has_bfloat16
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CGROUP = Path("/sys/fs/cgroup")
-AUTO_SHARE = 0.25  # of free memory, for the KV cache
-AUTO_LIMIT = 4 * 2**30
-
-
-def resolve_device(name: str) -> torch.device:
-    """The torch device of an `engine.device` value. Raises ModelError when a named device is not usable."""
-    if name == "auto":
-        usable = torch.cuda.is_available() and "cuda" in TABLES
-        return torch.device("cuda" if usable else "cpu")
-    kind = name.split(":")[0]
-    if kind not in TABLES:
-        raise ModelError(f"engine.device: no kernels for {name!r} yet, use cpu")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ModelError(f"engine.device: {name!r}, but this torch finds no CUDA device")
-    return torch.device(name)
 
 
 def compute_dtype(name: str, stored: str | None, device: torch.device) -> torch.dtype:
@@ -66,14 +48,6 @@ def free_memory(device: torch.device) -> int:
     free = int(psutil.virtual_memory().available)
     limit, used = _read_numbers(CGROUP / "memory.max"), _read_numbers(CGROUP / "memory.current")
     return min(free, max(0, int(limit[0] - used[0]))) if limit and used else free
-
-
-def kv_cache_bytes(memory: str | int | float, device: torch.device) -> int:
-    """Bytes of KV cache for an `engine.memory` value."""
-    size = parse_memory(memory)
-    if size is None:
-        return min(int(AUTO_SHARE * free_memory(device)), AUTO_LIMIT)
-    return int(size * free_memory(device)) if isinstance(size, float) else size
 
 
 def _read_numbers(path: Path) -> list[float]:

@@ -79,6 +79,10 @@ class Runner:
     failures: int = 0  # rows that raised since one last went through
     latest: list[Part] = field(default_factory=list)  # of the step launched last
 
+    @property
+    def device(self) -> torch.device:
+        return self.sampler.link.device
+
     def execute(self, step: Step) -> list[list[Drawn]]:
         """One list per feed: what each of its points drew."""
         return self.launch(step)()
@@ -117,7 +121,7 @@ class Runner:
         except Exception as error:
             if len(feeds) == 1:
                 fault = [[Drawn(error=self._row_fault(error))]]
-                return [Part({}, torch.empty(0, dtype=torch.int64, device=self._link.device), lambda: fault)]
+                return [Part({}, torch.empty(0, dtype=torch.int64, device=self.device), lambda: fault)]
         middle = len(feeds) // 2
         return self._isolate(feeds[:middle]) + self._isolate(feeds[middle:])
 

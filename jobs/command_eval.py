@@ -37,7 +37,8 @@ def evaluate(model: str, text: Path, options: EvalOptions) -> list[dict[str, Any
     from batchgen.engine.accuracy import Candidate, Trace, difference, trace
     from batchgen.engine.checkpoint import open_checkpoint
     from batchgen.engine.decoder import Decoder, load_decoder
-    from batchgen.engine.machine import DTYPES, resolve_device, use_granted_cores
+    from batchgen.engine.device import resolve_device
+    from batchgen.engine.machine import DTYPES, use_granted_cores
     from batchgen.engine.tokenizer import load_tokenizer
 
     use_granted_cores()

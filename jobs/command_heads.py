@@ -31,8 +31,9 @@ def train_heads(model: str, data: Path, out: Path, options: HeadsOptions, told: 
     from batchgen import kernels
     from batchgen.engine.checkpoint import open_checkpoint
     from batchgen.engine.decoder import load_decoder
+    from batchgen.engine.device import resolve_device
     from batchgen.engine.draft.training import Plan, Text, examples, split, train, write_heads
-    from batchgen.engine.machine import compute_dtype, resolve_device, use_granted_cores
+    from batchgen.engine.machine import compute_dtype, use_granted_cores
     from batchgen.engine.tokenizer import load_tokenizer
 
     with new_directory(out) as aside:

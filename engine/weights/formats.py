@@ -5,7 +5,7 @@ Knows what a checkpoint's tensor becomes in each format and which projections ma
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from itertools import groupby
 
 import torch
@@ -64,7 +64,7 @@ QUANTISED: dict[str, Quantise] = {"int8": int8_weight, "int4": int4_weight, "fp8
 def weight_format(name: str, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> WeightFormat:
     """The format of a `model.weights` value. `auto` is native until a measurement of accuracy can choose."""
     if name in QUANTISED:
-        return QuantisedFormat(kernels, dtype, QUANTISED[name])
+        return QuantisedFormat(kernels, dtype, device, QUANTISED[name])
     return DenseFormat(kernels, dtype, device)
 
 
@@ -85,11 +85,12 @@ class QuantisedFormat:
 
     kernels: Kernels
     dtype: torch.dtype
+    device: torch.device
     quantise: Quantise
     errors: RoundingError = field(default_factory=RoundingError)
 
     def builder(self, part: str, outputs: int, inputs: int, has_bias: bool) -> "QuantisedBuilder":
-        return QuantisedBuilder(self, part, outputs, torch.zeros(outputs) if has_bias else None)
+        return QuantisedBuilder(self, part, outputs, torch.zeros(outputs, device=self.device) if has_bias else None)
 
     def rounding(self) -> dict[str, float]:
         errors = self.errors.relative()
@@ -130,8 +131,9 @@ class QuantisedBuilder:
         row = 0
         for _, alike in groupby(weights, key=_layout):
             same = list(alike)
-            weight = stacked([stored.weight for stored in same])
-            self._linears.append(self._linear(row, weight, same[0].order))
+            weight = placed(stacked([stored.weight for stored in same]), self._target.device)
+            order = same[0].order if same[0].order is None else same[0].order.to(self._target.device)
+            self._linears.append(self._linear(row, weight, order))
             row += weight.shape[0]
 
     def _linear(self, row: int, weight: QuantisedWeight, order: Tensor | None) -> QuantisedLinear:
@@ -143,6 +145,16 @@ class QuantisedBuilder:
         if isinstance(weight, Fp8Weight):
             return QuantisedLinear(kernels.linear_fp8, kernels.pack_fp8(weight), bias, order, dtype, result)
         return QuantisedLinear(kernels.linear_int4, kernels.pack_int4(weight), bias, order, dtype, result)
+
+
+def placed(weight: QuantisedWeight, device: torch.device) -> QuantisedWeight:
+    """The weight on the device where it will be packed."""
+    tensors = {name: value.to(device) for name, value in _fields(weight) if isinstance(value, Tensor)}
+    return replace(weight, **tensors)
+
+
+def _fields(weight: QuantisedWeight) -> list[tuple[str, object]]:
+    return [(one.name, getattr(weight, one.name)) for one in fields(weight)]
 
 
 def _layout(stored: Stored) -> tuple[object, ...]:

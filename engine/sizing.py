@@ -1,0 +1,114 @@
+"""How much memory the KV cache gets: what is free beside the weights and beside the largest step, run once to see.
+
+Makes a step of rows that nobody asked for; knows nothing of real ones.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from .checkpoint import ModelError
+from .config import parse_memory
+from .machine import free_memory
+from .request import Request, Sampling
+from .runner import Runner
+from .sequence import Feed, Sequence, Step, Task
+from .stopping import NoStops
+from .token_counts import NoCounts
+
+AUTO_SHARE = {"cpu": 0.25, "cuda": 0.9}  # of free memory, for the KV cache
+AUTO_LIMIT = {"cpu": 4 * 2**30, "cuda": 2**50}
+FILTERED = Sampling(temperature=0.8, top_p=0.9, max_tokens=2)  # draws by the way that needs most memory
+
+
+class Meter(Protocol):
+    """Watches the memory of a device."""
+
+    def peak(self) -> int:
+        """Bytes in use at most since the last call, beyond those in use at its end."""
+        ...
+
+
+class AllocatorMeter:
+    """Reads torch's allocator, which is told to give back what it keeps for later."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._start = 0
+
+    def peak(self) -> int:
+        torch.cuda.synchronize(self._device)
+        peak = torch.cuda.max_memory_allocated(self._device) - self._start
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self._start = torch.cuda.memory_allocated(self._device)
+        return peak
+
+
+def largest_step(num_tokens: int, num_sequences: int, block_size: int) -> Step:
+    """As many sequences and tokens as a step can have; all of them draw."""
+    feeds: list[Feed] = []
+    next_block = 0
+    for index in range(num_sequences):
+        count = num_tokens // num_sequences + (index < num_tokens % num_sequences)
+        feeds.append(_feed(index, count, range(next_block, next_block + -(-count // block_size))))
+        next_block += -(-count // block_size)
+    return Step([], feeds)
+
+
+def blocks_of(step: Step) -> int:
+    """KV blocks that a step made here writes to."""
+    return sum(len(feed.sequence.blocks) for feed in step.feeds)
+
+
+def working_bytes(runner: Runner, step: Step, meter: Meter) -> int:
+    """What a step takes beside weights and pages; it runs twice, for what libraries set up the first time."""
+    for _ in range(2):
+        meter.peak()
+        runner.execute(step)
+    return meter.peak()
+
+
+def _measured(runner: Callable[[int], Runner], num_tokens: int, num_sequences: int, block_size: int) -> int:
+    step = largest_step(num_tokens, min(num_tokens, num_sequences), block_size)
+    small = runner(blocks_of(step))
+    return working_bytes(small, step, AllocatorMeter(small.device))
+
+
+def _paged_by_the_system(runner: Callable[[int], Runner], num_tokens: int, num_sequences: int, block_size: int) -> int:
+    """Host memory that a step takes is not set aside: `auto` asks for a small part of it, and pages come when used."""
+    return 0
+
+
+# By kind of device: bytes for steps of so many tokens and sequences, over blocks of one size.
+WORKING_BYTES: dict[str, Callable[[Callable[[int], Runner], int, int, int], int]] = {
+    "cpu": _paged_by_the_system,
+    "cuda": _measured,
+}
+
+
+def kv_cache_bytes(memory: str | int | float, device: torch.device, working: int) -> int:
+    """Bytes of KV cache for an `engine.memory` value, with `working` bytes left to the steps.
+
+    Raises ModelError when the bytes asked for are not there.
+    """
+    size, free = parse_memory(memory), max(0, free_memory(device) - working)
+    if size is None:
+        return min(int(AUTO_SHARE[device.type] * free), AUTO_LIMIT[device.type])
+    if isinstance(size, float):
+        return int(size * free)
+    if device.type == "cuda" and size > free:
+        raise ModelError(
+            f"engine.memory: {memory}, but beside weights and steps {device} has {free / 2**30:.1f} GiB free; "
+            "ask for less, or lower engine.max_batch_tokens"
+        )
+    return size
+
+
+def _feed(key: int, count: int, blocks: range) -> Feed:
+    task = Task(Request(key, [0] * count, FILTERED), (0,) * count, 0, frozenset(), [None])
+    sequence = Sequence(task, 0, [0] * count, NoStops(), NoCounts())
+    for block in blocks:
+        sequence.add_block(block)
+    return Feed(sequence, 0, count)
