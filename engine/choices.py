@@ -24,7 +24,7 @@ class ChoiceTrie:
 
     @cached_property
     def nodes(self) -> list[tuple[int, ...]]:
-        """Starts of choices whose following token is scored, the empty one first."""
+        """Starts of choices whose following token is scored, the shortest first."""
         return sorted({node for steps in self._steps for node, _ in steps}, key=lambda node: (len(node), node))
 
     @cached_property
@@ -53,9 +53,12 @@ class ChoiceTrie:
 
     @cached_property
     def _steps(self) -> list[list[tuple[tuple[int, ...], int]]]:
-        """Per choice the (node, token) pairs on its way."""
+        """Per choice the (node, token) pairs on its way, from where it is not every choice's: what all begin with is a
+        factor of all scores.
+        """
         tokens = [[*option, END] if at in self.open_ended else [*option] for at, option in enumerate(self.options)]
-        return [[(tuple(row[:at]), row[at]) for at in range(len(row))] for row in tokens]
+        first = min(common_length(tokens), min(map(len, tokens)) - 1)
+        return [[(tuple(row[:at]), row[at]) for at in range(first, len(row))] for row in tokens]
 
 
 def choice_trie(texts: Sequence[str], options: Sequence[Sequence[int]]) -> ChoiceTrie:
@@ -63,3 +66,9 @@ def choice_trie(texts: Sequence[str], options: Sequence[Sequence[int]]) -> Choic
     ordered = sorted(range(len(texts)), key=texts.__getitem__)  # who goes on with a text stands right behind it
     open_ended = {first for first, second in pairwise(ordered) if texts[second].startswith(texts[first])}
     return ChoiceTrie(tuple(map(tuple, options)), frozenset(open_ended))
+
+
+def common_length(rows: Sequence[Sequence[int]]) -> int:
+    """How many leading tokens all rows have in common."""
+    least, most = min(rows), max(rows)
+    return next((at for at, (a, b) in enumerate(zip(least, most, strict=False)) if a != b), min(len(least), len(most)))

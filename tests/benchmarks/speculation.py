@@ -103,6 +103,21 @@ def run(engine: Engine, rows: list[tuple[str, int]]) -> tuple[dict, list[list[in
     return report, [answers[key] for key in sorted(answers)]
 
 
+def drain_seconds(engine: Engine) -> float:
+    """From the moment on when DRAIN rows of `extract` are open: those before them have taught the drafter."""
+    rows = extract(3 * DRAIN)
+    prompts = engine.tokenizer.encode([text for text, _ in rows], add_special_tokens=True)
+    requests = [
+        Request(key, prompt, Sampling(max_tokens=most, temperature=0, ignore_eos=True))
+        for key, (prompt, (_, most)) in enumerate(zip(prompts, rows, strict=True))
+    ]
+    began = time.perf_counter()
+    for done, _ in enumerate(engine.run(requests), 1):
+        if done == len(rows) - DRAIN:
+            began = time.perf_counter()
+    return time.perf_counter() - began
+
+
 WITH_PATH: dict[str, Callable[[str], dict]] = {
     "self": lambda path: {"kind": "draft", "model": "self", "tokens": 4},
     "medusa": lambda path: {"kind": "medusa", "path": path},

@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from demo_model import demo_model_path
-from workloads import label
+from workloads import entries, label
 
 from batchgen.engine import Completion, Engine, Grammar, Request, Sampling
 
@@ -35,6 +35,19 @@ SCHEMA = {
 }
 EXTRACT = Sampling(max_tokens=160, temperature=0, grammar=Grammar.json_schema(SCHEMA))
 CLASSIFY = Sampling(max_tokens=8, temperature=0, grammar=Grammar.choices([f" {name}" for name in CATEGORIES]))
+
+
+def names_alone(count: int) -> list[str]:
+    """Rows of a few tokens behind one instruction."""
+    return [f"Which part of the library is it?\n\nEntry: {name}\nPart:" for name, _ in entries(count)]
+
+
+LONG_LABELS = [f" It belongs to the part about {name}." for name in CATEGORIES]
+CLASSIFICATIONS = {
+    "documents, short labels": (label, [f" {name}" for name in CATEGORIES]),
+    "names, short labels": (names_alone, [f" {name}" for name in CATEGORIES]),
+    "names, labels that are sentences": (names_alone, LONG_LABELS),
+}
 
 
 def timed(
@@ -66,6 +79,15 @@ def compare(engine: Engine, prompts: list[list[int]], sampling: Sampling) -> dic
         "share": share,
         "equal": equal,
     }
+
+
+def choice_gains(engine: Engine, prompts: list[list[int]], labels: list[str]) -> dict[str, float]:
+    """Rows per second over those of drawing a label under its mask: its rest forced, and all labels scored."""
+    drawn = Sampling(max_tokens=24, temperature=0, grammar=Grammar.choices(labels))
+    masked, _ = timed(engine, prompts, drawn, forcing=False)
+    forced, _ = timed(engine, prompts, drawn, forcing=True)
+    scored, _ = timed(engine, prompts, replace(drawn, choice_probs=True), forcing=True)
+    return {"forced": forced / masked, "scored": scored / masked}
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ def test_probabilities_are_products_along_the_way(texts, random):
     trie = choice_trie(texts, [list(text.encode()) for text in texts])
     open_ended = {at for at, text in enumerate(texts) if any(o != text and o.startswith(text) for o in texts)}
     assert trie.open_ended == open_ended
-    assert trie.nodes[0] == ()
+    assert trie.nodes[0] == min(trie.nodes, key=len)
     table = {
         (node, token): -random.random() * 9
         for node, wanted in zip(trie.nodes, trie.wanted, strict=True)
@@ -32,15 +32,24 @@ def test_probabilities_are_products_along_the_way(texts, random):
     expected = []
     for at, text in enumerate(texts):
         row = [*text.encode(), END] if at in open_ended else [*text.encode()]
-        expected.append(math.exp(sum(table[tuple(row[:place]), row[place]] for place in range(len(row)))))
+        steps = [table.get((tuple(row[:place]), row[place]), 0.0) for place in range(len(row))]
+        assert all(tuple(row[:place]) in trie.nodes for place in range(len(trie.nodes[0]), len(row)))
+        expected.append(math.exp(sum(steps)))
     found = trie.probabilities(scores)
     assert sum(found) == pytest.approx(1)
     assert found == pytest.approx([value / sum(expected) for value in expected])
 
 
+def test_what_all_choices_begin_with_needs_no_scores():
+    trie = choice_trie(["a red", "a rod"], [[1, 2, 3], [1, 2, 4, 5]])
+    assert trie.nodes == [(1, 2), (1, 2, 4)]
+    assert trie.wanted == [[3, 4], [5]]
+    assert choice_trie(["a"], [[1, 2]]).nodes == [(1,)]
+
+
 def test_choices_of_one_token_need_the_prompt_alone():
     assert choice_trie(["a", "b"], [[5], [6]]).nodes == [()]
-    assert choice_trie(["a", "ab"], [[5], [5, 6]]).wanted == [[5], [END, 6]]
+    assert choice_trie(["a", "ab"], [[5], [5, 6]]).wanted == [[END, 6]]
 
 
 @pytest.fixture(scope="module")

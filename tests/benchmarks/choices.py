@@ -1,0 +1,267 @@
+"""What `auto` takes beside settings chosen by hand, and what speculation and grammars bring, in one run.
+
+    .venv/bin/python tests/benchmarks/choices.py [--prompts DIR] [--workload label] [--repeats 3] [--seconds 450]
+        [--part bars] [--part workloads] [--out FILE.json]
+
+For every workload `auto` goes the way of a job: the accuracy gate on its prompts, the cost model, the engine. By hand:
+one setting after another is changed around INT4 weights, bfloat16 keys, 512 tokens a step and no drafts. All of them
+run turn by turn in one process, `--repeats` times, and the best of each counts; formats that the gate refuses are
+shown, but are no competition. Rows are as many as fit the time.
+
+The bars: steps that drafts save, the drain of a job with and without them, forced tokens beside masks, choices beside
+drawing one under its mask, with the rest of a choice forced and with all choices scored. Run it alone.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+import speculation
+import structured
+from compare import read_rows, tokenised
+from demo_model import demo_model_path
+from prompts import RECIPES
+
+from batchgen.engine import Engine, Request, Sampling
+from batchgen.engine.config import EngineSettings
+from batchgen.jobs import Job
+from batchgen.jobs.choices import Situation
+from batchgen.jobs.formats import with_formats
+from batchgen.jobs.models import Models
+
+BY_HAND = ("int4", "auto", 512, "off")  # weights, keys, tokens a step, speculation
+CHANGED: tuple[tuple[int, tuple[Any, ...]], ...] = (
+    (0, ("native", "int8")),
+    (1, ("int8",)),
+    (2, (256, 2048)),
+    (3, ("suffix",)),
+)
+MEMORY = "1GiB"
+BAR_SECONDS = 110  # of the whole, for the bars
+LEAST_ROWS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Settings under a name; `allowed`: the gate lets its formats pass."""
+
+    name: str
+    weights: str
+    kv_cache: str
+    limits: EngineSettings
+    allowed: bool = True
+
+
+@dataclass(slots=True)
+class Result:
+    configuration: Configuration
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def best(self) -> float:
+        return min(self.seconds)
+
+
+class Engines:
+    """The demo model in each weight format, loaded once, with pages in each KV format."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[tuple[str, str], Engine] = {}
+
+    def take(self, chosen: Configuration) -> Engine:
+        key = chosen.weights, chosen.kv_cache
+        if key not in self._loaded:
+            self._loaded[key] = Engine.load(
+                str(demo_model_path()), device="cpu", dtype="bfloat16", weights=chosen.weights, memory=MEMORY,
+                kv_cache=chosen.kv_cache,
+            )  # fmt: skip
+        self._loaded[key].adopt(chosen.limits)
+        return self._loaded[key]
+
+
+def requests_of(rows: list[dict[str, Any]]) -> list[Request]:
+    return [
+        Request(
+            key,
+            row["tokens"],
+            Sampling(max_tokens=row["max_tokens"], n=row["n"], temperature=row["temperature"], ignore_eos=True),
+        )
+        for key, row in enumerate(rows)
+    ]
+
+
+def run(engine: Engine, requests: list[Request]) -> float:
+    start = time.perf_counter()
+    failed = [completion.error for completion in engine.run(requests) if completion.error is not None]
+    if failed:
+        raise SystemExit(f"{len(failed)} rows failed: {failed[0]}")
+    return time.perf_counter() - start
+
+
+def job() -> Job:
+    sections = {"input": {"path": "rows.jsonl"}, "prompt": {"text": "{{ prompt }}"}, "output": {"path": "out"}}
+    model = {"path": str(demo_model_path()), "dtype": "bfloat16"}
+    return Job.model_validate({"name": "bench", "model": model, "engine": {"memory": MEMORY}, **sections})
+
+
+def by_auto(requests: list[Request]) -> tuple[Configuration, dict[str, Any]]:
+    """What a job of these rows would take, and what its manifest would say."""
+    models, asked = Models(), job()
+    situation = Situation.of(asked, models, requests[:128], len(requests))
+    formats = models.formats(asked, lambda: [request.prompt for request in requests[:128]], situation.shares())
+    settled = {"weights": formats.weights, "kv_cache": formats.kv_cache}
+    chosen = situation.choose(settled)
+    settings = chosen.settings
+    limits = EngineSettings(
+        max_batch_tokens=settings.max_batch_tokens,
+        max_sequences=settings.max_sequences,
+        speculation="auto" if settings.speculation else "off",
+    )
+    record = {"trials": formats.trials, "settings": asdict(settings), "predicted": asdict(chosen.predicted)}
+    assert with_formats(asked, settled).model.weights == formats.weights
+    return Configuration("auto", formats.weights, formats.kv_cache, limits), record
+
+
+def by_hand(trials: list[dict[str, Any]]) -> Iterator[Configuration]:
+    """The settings beside which auto must stand; formats that failed the gate are marked."""
+    refused = {(trial["kind"], trial["format"]) for trial in trials if not trial["taken"]}
+    rows = [BY_HAND]
+    for place, values in CHANGED:
+        rows += [(*BY_HAND[:place], value, *BY_HAND[place + 1 :]) for value in values]
+    for weights, keys, tokens, drafts in rows:
+        limits = EngineSettings(max_batch_tokens=tokens, max_sequences=256, speculation=drafts)
+        allowed = ("weights", weights) not in refused and ("kv_cache", keys) not in refused
+        kv_cache = "bfloat16" if keys == "auto" else keys
+        yield Configuration(f"{weights}, {kv_cache} keys, {tokens}, {drafts}", weights, keys, limits, allowed)
+
+
+def compare(engines: Engines, name: str, rows: list[dict[str, Any]], seconds: float, repeats: int) -> dict[str, Any]:
+    """One workload: auto, auto without drafts, and all by hand, turn by turn."""
+    auto, record = by_auto(requests_of(rows))
+    off = replace(auto, name="auto, drafts off", limits=auto.limits.model_copy(update={"speculation": "off"}))
+    hand = list(by_hand(list(record["trials"])))
+    results = [Result(one) for one in (auto, off, *hand)]
+    for result in results:  # loads, and first calls set up thread pools
+        run(engines.take(result.configuration), requests_of(rows[:2]))
+    few = requests_of(rows[: fitting(engines, auto, rows, seconds / (repeats * len(results)))])
+    for turn in range(repeats):
+        for result in results if turn % 2 == 0 else reversed(results):
+            result.seconds.append(run(engines.take(result.configuration), few))
+    best = min(
+        (one for one in results if one.configuration.allowed and one.configuration in hand), key=lambda x: x.best
+    )
+    return {
+        "workload": name,
+        "rows": len(few),
+        "auto": describe(auto),
+        "auto_rows_per_s": round(len(few) / results[0].best, 2),
+        "off_over_auto": round(results[1].best / results[0].best, 3),
+        "best_hand": best.configuration.name,
+        "best_hand_rows_per_s": round(len(few) / best.best, 2),
+        "auto_over_best": round(best.best / results[0].best, 3),
+        "predicted_rows_per_s": round(len(rows) / record["predicted"]["seconds"], 2),
+        "by_hand": {
+            one.configuration.name + ("" if one.configuration.allowed else " (refused)"): round(len(few) / one.best, 2)
+            for one in results[2:]
+        },
+    }
+
+
+def fitting(engines: Engines, auto: Configuration, rows: list[dict[str, Any]], seconds: float) -> int:
+    """How many rows take about so long."""
+    few = min(len(rows), 2 * LEAST_ROWS)
+    took = run(engines.take(auto), requests_of(rows[:few]))
+    return max(min(LEAST_ROWS, len(rows)), min(len(rows), int(few * seconds / took)))
+
+
+def describe(chosen: Configuration) -> str:
+    limits = chosen.limits
+    keys = "bfloat16" if chosen.kv_cache == "auto" else chosen.kv_cache
+    sizes = f"{limits.max_batch_tokens}, {limits.max_sequences} at once"
+    return f"{chosen.weights}, {keys} keys, {sizes}, {limits.speculation}"
+
+
+def bars() -> dict[str, dict[str, float]]:
+    """Each with what it must reach."""
+    found: dict[str, dict[str, float]] = {}
+    engine = Engine.load(str(demo_model_path()), device="cpu", dtype="bfloat16", memory=MEMORY, speculation="off")
+    for name, make in (("extract", speculation.extract), ("edit", speculation.edit)):
+        off, drafted = (steps(engine, make(24), kind) for kind in ("off", "suffix"))
+        found[f"{name}: times fewer steps with suffix"] = {"is": off / drafted, "bar": 1.5}
+    drain = {kind: min(drained(engine, kind) for _ in range(3)) for kind in ("off", "auto", "suffix")}
+    for kind in ("auto", "suffix"):
+        found[f"drain of 16 rows, {kind}"] = {"is": drain["off"] / drain[kind], "bar": 1.3}
+    engine.adopt(EngineSettings(speculation="off"))
+    prompts = engine.tokenizer.encode(structured.label(48), add_special_tokens=True)
+    forced = structured.compare(engine, prompts, structured.EXTRACT)
+    found["extract: forced tokens over masks"] = {"is": forced["gain"], "bar": 1.3}
+    for name, (texts, labels) in structured.CLASSIFICATIONS.items():
+        prompts = engine.tokenizer.encode(texts(96), add_special_tokens=True)
+        for way, gain in structured.choice_gains(engine, prompts, labels).items():
+            found[f"classify {name}: {way} over masks"] = {"is": gain, "bar": 1.5}
+    return {name: {key: round(value, 2) for key, value in one.items()} for name, one in found.items()}
+
+
+def steps(engine: Engine, rows: list[tuple[str, int]], kind: str) -> int:
+    engine.adopt(EngineSettings(speculation=kind, max_sequences=16))
+    return int(speculation.run(engine, rows)[0]["steps"])
+
+
+def drained(engine: Engine, kind: str) -> float:
+    """Seconds of the last 16 rows of a job, whose drafter has seen the rows before."""
+    engine.adopt(EngineSettings(speculation=kind, max_sequences=16))
+    return speculation.drain_seconds(engine)
+
+
+def line(one: dict[str, Any]) -> str:
+    cells = (
+        one["workload"], one["rows"], one["auto"], one["auto_rows_per_s"], one["off_over_auto"], one["best_hand"],
+        one["best_hand_rows_per_s"], one["auto_over_best"], one["predicted_rows_per_s"],
+    )  # fmt: skip
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+HEADS = (
+    *("workload", "rows", "auto took", "rows/s", "times off", "best by hand", "rows/s", "auto / best"),
+    "predicted rows/s",
+)
+
+
+@click.command()
+@click.option("--workload", "names", multiple=True, help=f"Repeatable; default: {', '.join(RECIPES)}.")
+@click.option("--prompts", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Folder of NAME.jsonl.")
+@click.option("--repeats", type=int, default=3, show_default=True)
+@click.option("--seconds", type=float, default=450, show_default=True, help="For everything, about.")
+@click.option("--part", "parts", multiple=True, default=("bars", "workloads"), help="Repeatable; default: both.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="File for every figure, as JSON.")
+def main(
+    names: tuple[str, ...], prompts: Path | None, repeats: int, seconds: float, parts: tuple[str, ...], out: Path | None
+) -> None:
+    names = names or tuple(RECIPES)
+    found: dict[str, Any] = {"workloads": [], "bars": {}}
+    for name, one in (bars() if "bars" in parts else {}).items():
+        found["bars"][name] = one
+        print(f"{name}: {one['is']} (bar {one['bar']}{'' if one['is'] >= one['bar'] else ', missed'})", flush=True)
+    left = seconds - (BAR_SECONDS if "bars" in parts else 0) - 12 * len(names)  # 12 s: the gate and the first calls
+    if "workloads" not in parts:
+        names = ()
+    engines = Engines()
+    print(f"| {' | '.join(HEADS)} |\n|{'---|' * len(HEADS)}", flush=True)
+    for name in names:
+        rows = tokenised(str(demo_model_path()), name, read_rows(name, prompts, None)).rows
+        found["workloads"].append(compare(engines, name, rows, max(15.0, left / len(names)), repeats))
+        print(line(found["workloads"][-1]), flush=True)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(found, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
