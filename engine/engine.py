@@ -24,6 +24,7 @@ from .draft.table import new_speculation
 from .grammar import Grammar
 from .grammar_state import GrammarState
 from .grammars import Grammars
+from .graphs import EAGER, EXECUTORS, Executor
 from .intake import Intake
 from .kv import KVPages
 from .link import link_to
@@ -100,8 +101,9 @@ class Engine:
         self.grammars = Grammars(tokenizer, ends)
         sampler = Sampler(ops, vocabulary, self.grammars, link_to(device))
 
-        def runner(num_blocks: int) -> Runner:
-            return Runner(model, ops, KVPages(shape, num_blocks, block_size, device), sampler)
+        def runner(num_blocks: int, executor: Executor = EAGER) -> Runner:
+            pages = KVPages(shape, num_blocks + executor.scrap_blocks, block_size, device)
+            return Runner(model, ops, pages, sampler, executor)
 
         working = WORKING_BYTES[device.type](runner, self._max_batch_tokens, self._max_sequences, block_size)
         shapes = (shape, *(decoder.kv_shape() for decoder in drafting.decoders))
@@ -111,7 +113,7 @@ class Engine:
             raise ModelError(f"engine.memory: {settings.memory} holds no KV block of {block_bytes} bytes; raise it")
         self.resolved["kv_blocks"] = self._num_blocks
         self.bounds = RowBounds(model, vocabulary, self._num_blocks * block_size, ends, self.grammars)
-        self._runner = runner(self._num_blocks)
+        self._runner = runner(self._num_blocks, EXECUTORS[device.type]())
         self._draft_models = draft_models(model, self._runner, drafting, settings)
         self._look_ahead = LOOK_AHEAD[device.type]
         self._running = False

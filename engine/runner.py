@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..kernels import Kernels
 from .batch import Batch
+from .graphs import EAGER, Executor
 from .items import attention_items
 from .kv import KVPages
 from .link import Link
@@ -75,6 +76,7 @@ class Runner:
     kernels: Kernels
     pages: KVPages
     sampler: Sampler
+    executor: Executor = EAGER
     observer: Observer = NO_OBSERVER
     failures: int = 0  # rows that raised since one last went through
     latest: list[Part] = field(default_factory=list)  # of the step launched last
@@ -97,7 +99,7 @@ class Runner:
     def _start(self, feeds: list[Feed]) -> Part:
         points, batch = [feed.points for feed in feeds], self._batch(feeds)
         self.sampler.prepare([point for some in points for point in some])
-        hidden = self.model.forward(batch, self.pages)
+        hidden = self.executor.forward(self.model, batch, self.pages)
         draws = draw_in_parts(self.sampler, self.model.logits, [point for some in points for point in some], hidden)
         self.observer.saw(feeds, hidden)
         ends = accumulate(len(some) for some in points)

@@ -1,0 +1,191 @@
+"""Forward passes replayed from recordings, for the sizes of step that recur: the host then launches one thing, not all.
+
+Knows which steps are recorded and how they are padded; what a recording is on a device is a recorder's business.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from .batch import Batch
+from .kv import KVPages
+
+RECURS = 3  # steps of a size after which it is recorded
+MOST = 40  # recordings kept, the latest used ones
+
+
+class Model(Protocol):
+    """What is recorded."""
+
+    def forward(self, batch: Batch, pages: KVPages) -> Tensor: ...
+
+
+class Executor(Protocol):
+    """Runs a model over a batch: [R, H], the states that are sampled from, good until the next call."""
+
+    @property
+    def scrap_blocks(self) -> int:
+        """Blocks at the end of the pages that must be nobody's."""
+        ...
+
+    def forward(self, model: Model, batch: Batch, pages: KVPages) -> Tensor: ...
+
+
+class Eager:
+    """Launches every kernel of every step."""
+
+    scrap_blocks = 0
+
+    def forward(self, model: Model, batch: Batch, pages: KVPages) -> Tensor:
+        return model.forward(batch, pages)
+
+
+EAGER = Eager()
+
+
+class Recorder(Protocol):
+    """Runs a call and makes a recording of it; what is returned runs it again, on the same memory."""
+
+    def record(self, call: Callable[[], Tensor]) -> Callable[[], Tensor]: ...
+
+
+class CudaRecorder:
+    """CUDA graphs with one memory pool, as they never run beside each other."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, call: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):  # first without recording: kernels are compiled, libraries take their scratch
+            call()
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            out = call()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return out
+
+        return replay
+
+
+def padded_size(num_rows: int) -> int:
+    """The size a step of so many rows is recorded in: 1, 2, 4, 8, then up to a seventh more, in whole eights."""
+    if num_rows <= 8:
+        return 1 << (num_rows - 1).bit_length()
+    step = max(8, 1 << ((num_rows - 1).bit_length() - 3))
+    return -(-num_rows // step) * step
+
+
+@dataclass(slots=True)
+class Recurrence:
+    """Says which keys have come often enough to be worth a recording, and which recordings to give up."""
+
+    after: int = RECURS
+    most: int = MOST
+    _seen: OrderedDict[Hashable, int] = field(default_factory=OrderedDict)
+
+    def recurs(self, key: Hashable) -> bool:
+        """Takes note of one more step of this kind."""
+        self._seen[key] = self._seen.get(key, 0) + 1
+        self._seen.move_to_end(key)
+        return self._seen[key] >= self.after
+
+    def surplus(self, kept: Mapping[Hashable, object]) -> list[Hashable]:
+        """Those of the recordings kept, the longest unused first, that are beyond `most`."""
+        by_use = [key for key in self._seen if key in kept]
+        return by_use[: max(0, len(by_use) - self.most)]
+
+
+@dataclass(slots=True)
+class Recording:
+    """A forward pass of `size` rows over buffers of its own. `scrap`: the slot that rows of padding write to."""
+
+    batch: Batch
+    scrap: int
+    replay: Callable[[], Tensor]
+
+    def fits(self, batch: Batch) -> bool:
+        """The attention of this step can be laid out where the recorded one was."""
+        return all(layout.sizes.holds(fresh.tasks.sizes) for layout, fresh in _layouts(self.batch, batch))
+
+    def run(self, batch: Batch) -> Tensor:
+        """The states of the batch's rows."""
+        for layout, fresh in _layouts(self.batch, batch):
+            layout.refill(fresh)
+        fill(self.batch, batch, self.scrap)
+        return self.replay()[: len(batch.tokens)]
+
+
+def _layouts(recorded: Batch, batch: Batch) -> Iterator[tuple[Any, Any]]:
+    """What the attention kernels have laid out for each geometry of heads, then and now."""
+    for geometry, layout in recorded.attention.layouts.items():
+        yield layout, batch.attention.layout(geometry.num_heads, geometry.num_kv_heads)
+
+
+def static_batch(batch: Batch, size: int, scrap: int) -> Batch:
+    """Buffers of `size` rows that hold the batch, every row of them sampled, and its attention plan."""
+    like, device = batch.tokens, batch.tokens.device
+    tokens, positions, slots, choice = (like.new_zeros(size) for _ in range(4))
+    static = Batch(tokens, positions, slots, choice, batch.attention, torch.arange(size, device=device))
+    fill(static, batch, scrap)
+    return static
+
+
+def fill(static: Batch, batch: Batch, scrap: int) -> None:
+    """Puts a batch into the buffers; the rows behind it write where nobody reads."""
+    count = len(batch.tokens)
+    static.tokens[:count].copy_(batch.tokens)
+    static.positions[:count].copy_(batch.positions)
+    static.rope_choice[:count].copy_(batch.rope_choice)
+    static.slots[:count].copy_(batch.slots)
+    static.slots[count:].fill_(scrap)
+
+
+class Recorded:
+    """Records steps in which every token is sampled from, as in decoding; any other step is launched kernel by kernel.
+
+    Rows of padding write to the last block of the pages.
+    """
+
+    scrap_blocks = 1
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._recurrence = Recurrence()
+        self._recordings: dict[Hashable, Recording] = {}
+
+    def forward(self, model: Model, batch: Batch, pages: KVPages) -> Tensor:
+        count = len(batch.tokens)
+        if len(batch.sampled) != count:
+            return model.forward(batch, pages)
+        key = id(model), padded_size(count)
+        recurs, known = self._recurrence.recurs(key), self._recordings.get(key)
+        if known is not None and known.fits(batch):
+            return known.run(batch)
+        if not recurs:
+            return model.forward(batch, pages)
+        self._recordings[key] = made = self._record(model, batch, pages, padded_size(count), known)
+        for old in self._recurrence.surplus(self._recordings):
+            del self._recordings[old]
+        return made.run(batch)
+
+    def _record(self, model: Model, batch: Batch, pages: KVPages, size: int, known: Recording | None) -> Recording:
+        """Records the batch; what an earlier recording of its size had room for, this one has too."""
+        if known is not None:
+            for layout, fresh in _layouts(known.batch, batch):
+                fresh.sizes = type(fresh.sizes)(*map(max, layout.sizes.counts(), fresh.sizes.counts()))
+        scrap = (pages.num_blocks - 1) * pages.block_size
+        static = static_batch(batch, size, scrap)
+        return Recording(static, scrap, self._recorder.record(lambda: model.forward(static, pages)))
+
+
+# By kind of device.
+EXECUTORS: dict[str, Callable[[], Executor]] = {"cpu": lambda: EAGER, "cuda": lambda: Recorded(CudaRecorder())}

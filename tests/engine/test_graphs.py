@@ -1,0 +1,92 @@
+"""Steps replayed from recordings: which are recorded, how they are padded, and that padding changes no token."""
+
+import pytest
+import tiny
+from hypothesis import given
+from hypothesis import strategies as st
+from recorded import CallingRecorder, RefillableKernels
+
+from batchgen import kernels as op_tables
+from batchgen.engine import Engine, Request, Sampling
+from batchgen.engine import engine as engine_module
+from batchgen.engine.graphs import MOST, Recorded, Recurrence, padded_size
+
+
+@given(st.integers(1, 4096))
+def test_padding_is_small_and_sizes_are_few(rows):
+    size = padded_size(rows)
+    assert rows <= size <= max(2 * rows, 1) if rows <= 8 else rows <= size < rows + max(8, rows / 4)
+    assert padded_size(size) == size
+    assert padded_size(rows + 1) >= size
+    assert len({padded_size(n) for n in range(1, 1025)}) <= MOST
+
+
+def test_what_recurs_is_recorded_and_the_longest_unused_given_up():
+    policy = Recurrence(after=3, most=2)
+    assert [policy.recurs("a") for _ in range(4)] == [False, False, True, True]
+    assert not policy.recurs("b")
+    kept = {"a": 0, "b": 0, "c": 0}
+    policy.recurs("c")
+    policy.recurs("a")
+    assert policy.surplus(kept) == ["b"]
+    assert policy.surplus({"a": 0, "c": 0}) == []
+
+
+PROMPTS = [tiny.random_prompt(3 + 5 * (at % 4), seed=at // 2) for at in range(11)]
+SAMPLING = Sampling(max_tokens=14, temperature=0.9, seed=4)
+
+
+def requests() -> list[Request]:
+    return [Request(key, prompt, SAMPLING) for key, prompt in enumerate(PROMPTS)]
+
+
+def load(folder, **settings) -> Engine:
+    chosen = {"memory": "1MiB", "speculation": "off", **settings}
+    return Engine.load(str(folder), device="cpu", dtype="float32", **chosen)
+
+
+def answers(engine: Engine) -> dict:
+    return {completion.key: completion.tokens for completion in engine.run(iter(requests()))}
+
+
+@pytest.fixture
+def recorder(monkeypatch) -> CallingRecorder:
+    """Engines loaded from now on record their steps, one step ahead."""
+    made = CallingRecorder()
+    monkeypatch.setitem(engine_module.EXECUTORS, "cpu", lambda: Recorded(made))
+    monkeypatch.setitem(engine_module.LOOK_AHEAD, "cpu", 1)
+    monkeypatch.setattr(op_tables, "load", lambda device: RefillableKernels())
+    return made
+
+
+@pytest.mark.parametrize("family", list(tiny.FAMILIES))
+@pytest.mark.parametrize(
+    "settings", [{"block_size": 4}, {"block_size": 16, "max_sequences": 5, "max_batch_tokens": 40}]
+)
+def test_recorded_steps_give_the_same_answers(tmp_path, family, settings, recorder, monkeypatch):
+    folder = tiny.tiny_model(family, tmp_path)
+    engine = load(folder, **settings)
+    found = answers(engine)
+    monkeypatch.undo()
+    assert found == answers(load(folder))
+    assert recorder.replayed >= engine.statistics.steps // 2
+    assert recorder.recorded < recorder.replayed
+
+
+def test_padding_writes_to_a_block_of_its_own(tmp_path, recorder):
+    engine = load(tiny.tiny_model("llama3", tmp_path), block_size=4)
+    pages, blocks = engine._runner.pages, engine._num_blocks
+    assert pages.num_blocks == blocks + 1
+    answers(engine)
+    codes = pages.layer(0).keys.codes
+    assert codes[:, blocks, 0].abs().sum() > 0
+    assert codes[:, blocks, 1:].abs().sum() == 0
+
+
+def test_recordings_are_bounded(tmp_path, recorder, monkeypatch):
+    engine = load(tiny.tiny_model("llama3", tmp_path), block_size=4)
+    executor = engine._runner.executor
+    executor._recurrence = Recurrence(after=1, most=2)
+    answers(engine)
+    assert 1 <= len(executor._recordings) <= 2
+    assert recorder.recorded > 2
