@@ -9,8 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .attention import AttentionItems, Masking
+from .attention import gpu as gpu_attention
 from .chip import Chip, chip_at_hand
 from .grouped.choice import Choice, Choices, Key
+from .kv_format import LayerPages
 from .linear_fp8 import Fp8Weight
 from .linear_fp8 import gpu as gpu_fp8
 from .linear_int4 import Int4Weight
@@ -68,3 +71,9 @@ class GpuKernels(ReferenceKernels):
     def linear_fp8(self, x: Tensor, weight: Any, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         out: Tensor = weight(x, bias, dtype)
         return out
+
+    def plan_attention(self, items: AttentionItems, block_size: int) -> gpu_attention.GpuPlan:
+        return gpu_attention.plan_attention(items, block_size)
+
+    def attention(self, query: Tensor, pages: LayerPages, plan: gpu_attention.GpuPlan, masking: Masking) -> Tensor:
+        return gpu_attention.attention(query, pages, plan, masking)

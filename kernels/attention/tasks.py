@@ -39,15 +39,15 @@ class Tasks:
 def make_tasks(items: AttentionItems, block_size: int, group: int, num_kv_heads: int, threads: int) -> Tasks:
     """Tasks for `group` query heads to a key/value head. Raises ValueError when a query sees no key."""
     most = max(1, MAX_LANES // group)
-    item, first_query, num_queries = _split(np.diff(items.query_offset), most)
+    item, first_query, num_queries = split(np.diff(items.query_offset), most)
     first_query = first_query + items.query_offset[item]
-    num_keys = _visible_keys(items, item, first_query, num_queries)
+    num_keys = visible_keys(items, item, first_query, num_queries)
     cost = task_cost(num_queries * group, num_keys)
     share = cost.sum() * num_kv_heads / (threads * TASKS_PER_THREAD)
     parts = np.ceil(cost / max(share, 1.0)) if threads > 1 else np.ones_like(cost)
     parts = np.clip(parts, 1, np.maximum(num_keys // MIN_KEYS, 1)).astype(np.int64)
     blocks = -(-num_keys // block_size)
-    row, first_block, num_blocks = _split(blocks, np.maximum(-(-blocks // parts), 1))
+    row, first_block, num_blocks = split(blocks, np.maximum(-(-blocks // parts), 1))
     first_key = first_block * block_size
     num_keys = np.minimum(num_blocks * block_size, num_keys[row] - first_key)
     order = np.argsort(-task_cost(num_queries[row] * group, num_keys), kind="stable")
@@ -72,7 +72,7 @@ def expand(first: Ints, count: Ints) -> Ints:
     return expanded
 
 
-def _split(sizes: Ints, most: Ints | int) -> tuple[Ints, Ints, Ints]:
+def split(sizes: Ints, most: Ints | int) -> tuple[Ints, Ints, Ints]:
     """Cuts each size into equal parts of at most `most`: owner, beginning and size of every part."""
     parts = -(-sizes // most)
     owner = np.repeat(np.arange(len(sizes)), parts)
@@ -82,7 +82,7 @@ def _split(sizes: Ints, most: Ints | int) -> tuple[Ints, Ints, Ints]:
     return owner, begin, np.maximum(np.minimum(sizes[owner] - begin, share), 0)
 
 
-def _visible_keys(items: AttentionItems, item: Ints, first: Ints, count: Ints) -> Ints:
+def visible_keys(items: AttentionItems, item: Ints, first: Ints, count: Ints) -> Ints:
     """How many of an item's keys lie at or before the last of count queries."""
     if not len(item):
         return item

@@ -1,0 +1,135 @@
+"""Codes of cached vectors as operands of matrix products, in Triton: what kernels read of the pages, format by format.
+
+Knows tiles of one head, not pages or slots. A scale that a whole vector, or half of an int4 vector, has in common is
+left to the caller, who applies it to scores and probabilities instead of to every number.
+"""
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+
+from . import GROUP, KVFormat, turn_width
+
+FP8, INT8, INT4 = tl.constexpr(2), tl.constexpr(3), tl.constexpr(4)
+GROUP_SIZE = tl.constexpr(GROUP)
+NARROWEST = 16  # of a matrix product's operand
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """How a kernel reads the vectors of one side: constants of its compilation."""
+
+    format: int
+    width: int  # D
+    part_width: int  # elements of a part: of the whole vector, or of half an int4 vector
+    padded: int  # the same as a power of two
+    scaled: bool
+    folds: bool  # every part has one scale alone
+    num_scales: int
+    turn: int  # p where vectors are turned, else 0
+    native_fp8: bool  # the device converts e4m3 by itself
+
+    @property
+    def halves(self) -> bool:
+        """A byte holds two numbers half a vector apart, which are read as two parts."""
+        return self.format == 4
+
+
+def stored(format: KVFormat, head_dim: int, turned: bool, native_fp8: bool) -> Stored:
+    """The constants for vectors of a format; `turned`: they are keys."""
+    width = format.width(head_dim)
+    folds = format.scaled and (not format.packed or head_dim <= GROUP or head_dim == 2 * GROUP)
+    return Stored(
+        format=format.number,
+        width=head_dim,
+        part_width=width,
+        padded=max(NARROWEST, triton.next_power_of_2(width)),
+        scaled=format.scaled,
+        folds=folds,
+        num_scales=format.num_scales(head_dim),
+        turn=turn_width(head_dim) if turned and format.turned else 0,
+        native_fp8=native_fp8,
+    )
+
+
+@triton.jit
+def load_codes(codes, slot, inside, S: tl.constexpr, MASKED: tl.constexpr):
+    """Codes [keys, padded] of the vectors in slots [keys] of pages seen as [slots, W]."""
+    column = tl.arange(0, S.padded)
+    place = codes + slot[:, None] * S.part_width + column[None, :]
+    if MASKED:
+        return tl.load(place, mask=inside[:, None] & (column < S.part_width)[None, :], other=0)
+    elif S.padded == S.part_width:
+        return tl.load(place)
+    else:
+        return tl.load(place, mask=(column < S.part_width)[None, :], other=0)
+
+
+@triton.jit
+def load_scale(scales, slot, inside, place: tl.constexpr, S: tl.constexpr, MASKED: tl.constexpr):
+    """One float32 number [keys] beside each vector."""
+    if MASKED:
+        return tl.load(scales + slot * S.num_scales + place, mask=inside, other=0.0)
+    else:
+        return tl.load(scales + slot * S.num_scales + place)
+
+
+@triton.jit
+def part_numbers(codes, scales, slot, inside, PART: tl.constexpr, dtype: tl.constexpr, S: tl.constexpr):
+    """A part of the vectors as numbers of dtype: the codes alone where scales fold, else the numbers they stand for."""
+    if S.format == FP8:
+        numbers = fp8_numbers(codes, S.native_fp8).to(dtype)
+    elif S.format == INT4:
+        steps = (codes >> 4) if PART else (codes & 15)
+        if S.folds:
+            numbers = steps.to(tl.int8).to(dtype)
+        else:
+            scale, least = group_scales(scales, slot, inside, PART, S)
+            numbers = (steps.to(tl.float32) * scale + least).to(dtype)
+    else:
+        numbers = codes.to(dtype)
+    return numbers
+
+
+@triton.jit
+def fp8_numbers(codes, NATIVE: tl.constexpr):
+    """Numbers of e4m3 codes; by arithmetic where the device has no such type."""
+    if NATIVE:
+        numbers = codes.to(tl.float8e4nv, bitcast=True)
+    else:
+        wide = codes.to(tl.int32)
+        magnitude = ((wide & 127) << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120: another bias
+        magnitude = tl.where((wide & 127) == 127, float("nan"), magnitude)
+        numbers = tl.where(wide >= 128, -magnitude, magnitude)
+    return numbers
+
+
+@triton.jit
+def group_scales(scales, slot, inside, PART: tl.constexpr, S: tl.constexpr):
+    """Scale and least number of every element of half an int4 vector, [keys, padded] or [keys, 1]."""
+    groups: tl.constexpr = S.num_scales // 2
+    first: tl.constexpr = PART * S.part_width // GROUP_SIZE
+    reach: tl.constexpr = ((PART + 1) * S.part_width - 1) // GROUP_SIZE + 1
+    end: tl.constexpr = reach if reach < groups else groups
+    group = (PART * S.part_width + tl.arange(0, S.padded)[None, :]) // GROUP_SIZE
+    scale = load_scale(scales, slot, inside, first, S, True)[:, None]
+    least = load_scale(scales, slot, inside, groups + first, S, True)[:, None]
+    for other in tl.static_range(first + 1, end):
+        scale = tl.where(group == other, load_scale(scales, slot, inside, other, S, True)[:, None], scale)
+        least = tl.where(group == other, load_scale(scales, slot, inside, groups + other, S, True)[:, None], least)
+    return scale, least
+
+
+@triton.jit
+def hadamard(ROWS: tl.constexpr, PART: tl.constexpr, S: tl.constexpr):
+    """[ROWS, padded]: the columns that give a part of the turned vector, in units of their common factor."""
+    row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, S.padded)[None, :]
+    element = PART * S.part_width + column
+    odd = (row % S.turn) & (element % S.turn)
+    odd ^= odd >> 8
+    odd ^= odd >> 4
+    odd ^= odd >> 2
+    odd ^= odd >> 1
+    inside = (row // S.turn == element // S.turn) & (row < S.width) & (element < S.width) & (column < S.part_width)
+    return tl.where(inside, 1.0 - 2.0 * (odd & 1).to(tl.float32), 0.0)
