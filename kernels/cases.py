@@ -2,6 +2,7 @@
 
 from .attention import cases as attention
 from .attention import format_cases as attention_formats
+from .attention import gpu_cases as attention_gpu
 from .case import Op
 from .linear import cases as linear
 from .linear_fp8 import cases as linear_fp8
@@ -37,3 +38,5 @@ LARGE: tuple[Op, ...] = (
     linear_int4.SPEED,
     linear_fp8.SPEED,
 )
+# Small cases that walk the launch paths of GPU kernels, beside OPS.
+GPU: tuple[Op, ...] = (attention_gpu.SMALL,)

@@ -73,7 +73,7 @@ class GpuKernels(ReferenceKernels):
         return out
 
     def plan_attention(self, items: AttentionItems, block_size: int) -> gpu_attention.GpuPlan:
-        return gpu_attention.plan_attention(items, block_size)
+        return gpu_attention.plan_attention(items, block_size, self.choices.chip)
 
     def attention(self, query: Tensor, pages: LayerPages, plan: gpu_attention.GpuPlan, masking: Masking) -> Tensor:
         return gpu_attention.attention(query, pages, plan, masking)

@@ -1,15 +1,17 @@
 """Attention by Triton: lays a step out once, in memory that captured graphs can read, and launches its kernels.
 
-Knows tensors, launches and tile shapes. What is launched, and where it reads, depends on the rounded sizes of a layout
-alone, never on the values in it.
+Knows tensors and launches. What is launched, and where it reads, depends on the rounded sizes of a layout alone, never
+on the values in it.
 
-A CUDA graph is captured around `attention` after one run with the same plan. To replay it for another step:
+A CUDA graph is captured around `attention` after one run with the same plan. To replay it for another step, where
+`layout(...)` stands for `plan.layout(num_heads, pages, dtype)` with the pages of any layer:
 
-    layout = plan.layout(num_heads, num_kv_heads)     of the new step, made on the host
-    captured.layout(num_heads, num_kv_heads).refill(layout)     if its sizes hold the new ones, on the graph's stream
+    made = new_plan.layout(...)                          on the host, no copy
+    if held_plan.layout(...).sizes.holds(made.sizes):    `sizes` is hashable; equal sizes always fit
+        held_plan.layout(...).refill(made)               on the graph's stream, before the replay
 
-One copy from pinned memory; no address and no grid changes. Rows of query behind the last one of the items, and rows of
-a step with fewer queries, come out with anything in them.
+One copy from pinned memory; no address and no grid changes. Rows of query behind the last one of the items come out
+with anything in them.
 """
 
 from dataclasses import dataclass, field
@@ -18,17 +20,16 @@ import torch
 import triton
 from torch import Tensor
 
+from ..chip import Chip
 from ..kv_format import LayerPages, Pages
-from ..kv_format.gpu import NARROWEST, stored
 from ..launch import Launch
 from . import AttentionItems, Masking
-from .gpu_kernels import Variant, attend, merge
+from .gpu_kernels import attend, merge
 from .gpu_tasks import Geometry, Sizes, Table, Tasks, make_tasks
+from .gpu_tiles import make_variant, tile, wide_rows
 
 LOG2_E = 1.4426950408889634
-PROCESSORS = 132  # of the device that is not there, when the interpreter stands in for one
-NATIVE_FP8 = 89  # the lowest capability that converts e4m3 codes
-MERGED_NUMBERS = 2048  # that one program of the merge holds
+MERGED_NUMBERS = 1024  # that one program of the merge holds: 16 bytes a thread
 
 
 @dataclass(slots=True)
@@ -60,30 +61,22 @@ class GpuPlan:
 
     items: AttentionItems
     block_size: int
-    processors: int
+    chip: Chip
     layouts: dict[Geometry, Layout] = field(default_factory=dict)
 
-    def layout(self, num_heads: int, num_kv_heads: int) -> Layout:
-        """Raises ValueError when a query is in no item."""
-        geometry = Geometry(num_heads, num_kv_heads, self.block_size, self.processors)
+    def layout(self, num_heads: int, pages: LayerPages, dtype: torch.dtype) -> Layout:
+        """For queries of this dtype over such pages. Raises ValueError when a query is in no item."""
+        rows = wide_rows(pages, dtype, self.chip)
+        geometry = Geometry(num_heads, pages.num_kv_heads, self.block_size, self.chip.multiprocessors, rows)
         if geometry not in self.layouts:
             tasks = make_tasks(self.items, geometry)
             self.layouts[geometry] = Layout(geometry, tasks, tasks.sizes.rounded())
         return self.layouts[geometry]
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """How a class of tasks is compiled."""
-
-    keys: int
-    num_warps: int
-    num_stages: int
-
-
-def plan_attention(items: AttentionItems, block_size: int) -> GpuPlan:
+def plan_attention(items: AttentionItems, block_size: int, chip: Chip) -> GpuPlan:
     """See the contract. Nothing is copied to a device before a layer runs or a layout is refilled."""
-    return GpuPlan(items, block_size, _processors())
+    return GpuPlan(items, block_size, chip)
 
 
 def attention(query: Tensor, pages: LayerPages, plan: GpuPlan, masking: Masking) -> Tensor:
@@ -93,12 +86,12 @@ def attention(query: Tensor, pages: LayerPages, plan: GpuPlan, masking: Masking)
     if not len(query):
         return out
     query = query if query.stride(2) == 1 else query.contiguous()
-    layout = plan.layout(num_heads, pages.num_kv_heads)
+    layout = plan.layout(num_heads, pages, query.dtype)
     sizes = (max(layout.sizes.partials, 1), num_heads)
     partials = torch.empty(*sizes, head_dim, dtype=query.dtype, device=query.device)
     sums = torch.empty(sizes, device=query.device)
     table = layout.table(query.device)
-    for launch in launches(query, out, partials, sums, pages, layout, table, masking, _capability(query.device)):
+    for launch in launches(query, out, partials, sums, pages, layout, table, masking, plan.chip):
         launch.run()
     return out
 
@@ -112,7 +105,7 @@ def launches(
     layout: Layout,
     table: Tensor,
     masking: Masking,
-    capability: int,
+    chip: Chip,
 ) -> list[Launch]:
     """What one layer launches: narrow tasks, wide tasks, the merge; those alone that there are."""
     offsets = layout.sizes.offsets()
@@ -120,8 +113,8 @@ def launches(
     inner, outer = _score_factors(masking)
     made = []
     for tasks, count, is_wide in ((narrow, layout.sizes.narrow, False), (wide, layout.sizes.wide, True)):
-        variant = make_variant(query, pages, layout.geometry, masking, is_wide, capability)
-        chosen = tile(variant, query.dtype, capability)
+        variant = make_variant(query, pages, layout.geometry, masking, is_wide, chip)
+        chosen = tile(pages, query.dtype, is_wide, chip)
         arguments = (
             *(query, out, partials, sums, *_addresses(pages.keys), *_addresses(pages.values), tasks, *lists),
             *(query.stride(0), query.stride(1), pages.num_blocks * pages.block_size, inner, outer, masking.window or 0),
@@ -138,39 +131,6 @@ def _merge_launch(out: Tensor, partials: Tensor, sums: Tensor, merges: Tensor, c
     some = min(triton.next_power_of_2(num_heads), max(1, MERGED_NUMBERS // padded))
     constants = {"HEADS": num_heads, "SOME": some, "WIDTH": width, "PADDED": padded}
     return Launch(merge, (count, triton.cdiv(num_heads, some)), (out, partials, sums, merges), constants)
-
-
-def make_variant(
-    query: Tensor, pages: LayerPages, geometry: Geometry, masking: Masking, wide: bool, capability: int
-) -> Variant:
-    """What the kernel is compiled for, of these tensors' shapes and formats."""
-    head_dim, native = query.shape[2], capability >= NATIVE_FP8
-    key = stored(pages.keys.format, head_dim, True, native)
-    value = stored(pages.values.format, head_dim, False, native)
-    return Variant(
-        heads=query.shape[1],
-        kv_heads=pages.num_kv_heads,
-        width=head_dim,
-        padded=max(NARROWEST, triton.next_power_of_2(head_dim)),
-        block_size=geometry.block_size,
-        rows=geometry.rows(wide),
-        keys=_keys(head_dim, query.dtype),
-        window=masking.window is not None,
-        softcap=masking.softcap is not None,
-        split=wide,
-        key_side=key,
-        value_side=value,
-    )
-
-
-def tile(variant: Variant, dtype: torch.dtype, capability: int) -> Tile:
-    """The shape of a class of tasks: a pure function of what it is compiled for."""
-    wide = variant.rows > 64
-    return Tile(variant.keys, 8 if wide else 4, 2 if wide else 3)
-
-
-def _keys(head_dim: int, dtype: torch.dtype) -> int:
-    return 64 if head_dim * dtype.itemsize <= 256 else 32
 
 
 def _score_factors(masking: Masking) -> tuple[float, float]:
@@ -190,17 +150,3 @@ def _staged(table: Table, device: torch.device) -> Tensor:
     """The table in memory that the device copies from without the host waiting."""
     host = torch.from_numpy(table)
     return host.pin_memory() if device.type == "cuda" else host
-
-
-def _capability(device: torch.device) -> int:
-    """90 for H100 and H200; of the newest when the interpreter stands in."""
-    if device.type != "cuda":
-        return 100
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
-
-
-def _processors() -> int:
-    if not torch.cuda.is_available():
-        return PROCESSORS
-    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count)

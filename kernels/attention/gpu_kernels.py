@@ -40,7 +40,8 @@ class Variant:
 
 @triton.jit
 def attend(
-    query, out, partials, sums, key_codes, key_scales, value_codes, value_scales, tasks, rows, positions, places, blocks,
+    query, out, partials, sums, key_codes, key_scales, value_codes, value_scales,
+    tasks, rows, positions, places, blocks,
     query_stride, query_head_stride, num_slots, scale, softcap, window, V: tl.constexpr,
 ):  # fmt: skip
     """A task of the table (first entry, queries, first block, keys, position of the first key) and one key head."""
@@ -90,13 +91,13 @@ def load_query(source, live, V: tl.constexpr):
     """The queries in the parts of the keys, turned as these are; a second part only where keys have two."""
     column = tl.arange(0, V.padded)
     query = tl.load(source[:, None] + column[None, :], mask=live[:, None] & (column < V.width)[None, :], other=0.0)
+    first, second = query, query
     if V.key_side.halves:
         factor: tl.constexpr = V.key_side.turn**-0.5
         left = tl.dot(query, hadamard(V.padded, 0, V.key_side).to(query.dtype), input_precision="tf32x3")
         right = tl.dot(query, hadamard(V.padded, 1, V.key_side).to(query.dtype), input_precision="tf32x3")
-        return (left * factor).to(query.dtype), (right * factor).to(query.dtype)
-    else:
-        return query, query
+        first, second = (left * factor).to(query.dtype), (right * factor).to(query.dtype)
+    return first, second
 
 
 @triton.jit
@@ -111,19 +112,19 @@ def walk(state, begin, end, q0, q1, pages, where, scale, softcap, MASKED: tl.con
         slot = (head_slot + block * V.block_size + key % V.block_size).to(tl.int64)
         block = tl.load(table + (key + V.keys) // V.block_size, mask=key + V.keys < num_keys, other=0)
         scores = score(q0, q1, pages[0], pages[1], slot, key < num_keys, MASKED, V.key_side)
+        factor = scale  # of the largest product too: it is positive
         if V.softcap:
             scores = softcap - 2.0 * softcap / (1.0 + tl.exp2(scores * scale))
-        else:
-            scores = scores * scale
+            factor = 1.0
         if MASKED:
             seen = (key[None, :] <= limit[:, None]) & (key < num_keys)[None, :]
             if V.window:
                 seen = seen & (key[None, :] > limit[:, None] - window)
             scores = tl.where(seen, scores, float("-inf"))
-        higher = tl.maximum(most, tl.max(scores, 1))
+        higher = tl.maximum(most, tl.max(scores, 1) * factor)
         base = tl.where(higher == float("-inf"), 0.0, higher)
         decay = tl.exp2(most - base)
-        weights = tl.exp2(scores - base[:, None])
+        weights = tl.exp2(scores * factor - base[:, None])
         total = total * decay + tl.sum(weights, 1)
         sums = (acc0 * decay[:, None], acc1, least0, least1)
         acc0, acc1, least0, least1 = add_values(
@@ -207,7 +208,9 @@ def store_part(acc, least, share, out_row, partial_row, live, kept, out, partial
 
 
 @triton.jit
-def merge(out, partials, sums, merges, HEADS: tl.constexpr, SOME: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+def merge(
+    out, partials, sums, merges, HEADS: tl.constexpr, SOME: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr
+):
     """Partial results of a query (row, first, count of the table), weighed by their shares of the whole sum."""
     entry = merges + tl.program_id(0) * MERGE
     row, first, count = tl.load(entry).to(tl.int64), tl.load(entry + 1).to(tl.int64), tl.load(entry + 2)

@@ -1,4 +1,4 @@
-"""How the work items of a step become tasks of the GPU kernel, in one table of 32-bit numbers whose sizes are rounded up.
+"""How the work items of a step become tasks of the GPU kernel: one table of 32-bit numbers, its sizes rounded up.
 
 Knows costs and layouts, in NumPy on the host; knows no tensors. Few queries make narrow tasks, which read keys at the
 speed of memory; many make wide ones, which fill the matrix units. Long runs of keys are cut so that all tasks of a
@@ -15,7 +15,6 @@ from .gpu_kernels import MERGE_FIELDS, TASK_FIELDS
 from .tasks import expand, split, visible_keys
 
 NARROW_ROWS = 16
-WIDE_ROWS = 128
 MOST_NARROW = 2 * NARROW_ROWS  # rows of an item that is still worked on in narrow tiles
 TASKS_PER_PROCESSOR = (6, 3)  # wanted at least: narrow programs share a processor, a wide one has it to itself
 MIN_KEYS = 256  # a run of keys is not cut shorter
@@ -32,6 +31,7 @@ class Geometry:
     num_kv_heads: int
     block_size: int
     processors: int
+    wide_rows: int  # of a wide tile
 
     @property
     def group(self) -> int:
@@ -40,7 +40,7 @@ class Geometry:
 
     def rows(self, wide: bool) -> int:
         """Rows of a tile: a power of two that holds the heads of one query at least."""
-        return max(WIDE_ROWS if wide else NARROW_ROWS, 1 << (self.group - 1).bit_length())
+        return max(self.wide_rows if wide else NARROW_ROWS, 1 << (self.group - 1).bit_length())
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,4 +152,3 @@ def _places(query: Ints, counts: Ints) -> tuple[Ints, Ints]:
     places = np.full(len(query), -1, dtype=np.int64)
     places[partial[np.argsort(query[partial], kind="stable")]] = np.arange(len(partial))
     return np.stack([several, first, counts[several]], axis=1), places
-

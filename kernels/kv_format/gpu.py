@@ -16,6 +16,29 @@ GROUP_SIZE = tl.constexpr(GROUP)
 NARROWEST = 16  # of a matrix product's operand
 
 
+def _fp8_assembly(shift: int, exponent: int, kind: str) -> str:
+    """Four e4m3 codes $2 to two pairs of 16-bit numbers $0, $1: sign, then exponent and mantissa `shift` bits lower.
+
+    `exponent`: bits of the power of two that makes up for the difference of the biases.
+    """
+    low, factor = 0x00010001 * (0x7F00 >> shift), 0x00010001 * exponent
+    lines = [".reg .b32 wide, low, factor, zero;", f"mov.b32 factor, {factor:#x}; mov.b32 zero, 0x80008000;"]
+    for to, selector in (("$0", 0x1404), ("$1", 0x3424)):
+        lines += [
+            f"prmt.b32 wide, $2, 0, {selector:#x};",
+            f"shr.u32 low, wide, {shift};",
+            f"and.b32 low, low, {low:#x};",
+            "and.b32 wide, wide, 0x80008000;",
+            "or.b32 low, low, wide;",
+            f"fma.rn.{kind} {to}, low, factor, zero;",
+        ]
+    return "{ " + " ".join(lines) + " }"
+
+
+FP8_TO_BFLOAT16 = tl.constexpr(_fp8_assembly(4, 247 << 7, "bf16x2"))
+FP8_TO_FLOAT16 = tl.constexpr(_fp8_assembly(1, 23 << 10, "f16x2"))
+
+
 @dataclass(frozen=True, slots=True)
 class Stored:
     """How a kernel reads the vectors of one side: constants of its compilation."""
@@ -28,7 +51,7 @@ class Stored:
     folds: bool  # every part has one scale alone
     num_scales: int
     turn: int  # p where vectors are turned, else 0
-    native_fp8: bool  # the device converts e4m3 by itself
+    assembly: bool  # compiled for a device, not interpreted
 
     @property
     def halves(self) -> bool:
@@ -36,7 +59,7 @@ class Stored:
         return self.format == 4
 
 
-def stored(format: KVFormat, head_dim: int, turned: bool, native_fp8: bool) -> Stored:
+def stored(format: KVFormat, head_dim: int, turned: bool, assembly: bool) -> Stored:
     """The constants for vectors of a format; `turned`: they are keys."""
     width = format.width(head_dim)
     folds = format.scaled and (not format.packed or head_dim <= GROUP or head_dim == 2 * GROUP)
@@ -49,7 +72,7 @@ def stored(format: KVFormat, head_dim: int, turned: bool, native_fp8: bool) -> S
         folds=folds,
         num_scales=format.num_scales(head_dim),
         turn=turn_width(head_dim) if turned and format.turned else 0,
-        native_fp8=native_fp8,
+        assembly=assembly,
     )
 
 
@@ -59,27 +82,26 @@ def load_codes(codes, slot, inside, S: tl.constexpr, MASKED: tl.constexpr):
     column = tl.arange(0, S.padded)
     place = codes + slot[:, None] * S.part_width + column[None, :]
     if MASKED:
-        return tl.load(place, mask=inside[:, None] & (column < S.part_width)[None, :], other=0)
+        read = tl.load(place, mask=inside[:, None] & (column < S.part_width)[None, :], other=0)
     elif S.padded == S.part_width:
-        return tl.load(place)
+        read = tl.load(place)
     else:
-        return tl.load(place, mask=(column < S.part_width)[None, :], other=0)
+        read = tl.load(place, mask=(column < S.part_width)[None, :], other=0)
+    return read
 
 
 @triton.jit
 def load_scale(scales, slot, inside, place: tl.constexpr, S: tl.constexpr, MASKED: tl.constexpr):
     """One float32 number [keys] beside each vector."""
-    if MASKED:
-        return tl.load(scales + slot * S.num_scales + place, mask=inside, other=0.0)
-    else:
-        return tl.load(scales + slot * S.num_scales + place)
+    source = scales + slot * S.num_scales + place
+    return tl.load(source, mask=inside, other=0.0) if MASKED else tl.load(source)
 
 
 @triton.jit
 def part_numbers(codes, scales, slot, inside, PART: tl.constexpr, dtype: tl.constexpr, S: tl.constexpr):
     """A part of the vectors as numbers of dtype: the codes alone where scales fold, else the numbers they stand for."""
     if S.format == FP8:
-        numbers = fp8_numbers(codes, S.native_fp8).to(dtype)
+        numbers = fp8_numbers(codes, dtype, S)
     elif S.format == INT4:
         steps = (codes >> 4) if PART else (codes & 15)
         if S.folds:
@@ -93,15 +115,20 @@ def part_numbers(codes, scales, slot, inside, PART: tl.constexpr, dtype: tl.cons
 
 
 @triton.jit
-def fp8_numbers(codes, NATIVE: tl.constexpr):
-    """Numbers of e4m3 codes; by arithmetic where the device has no such type."""
-    if NATIVE:
-        numbers = codes.to(tl.float8e4nv, bitcast=True)
+def fp8_numbers(codes, dtype: tl.constexpr, S: tl.constexpr):
+    """Numbers of e4m3 codes in bytes, exact in every dtype: bits put in place, then the exponent moved to its bias.
+
+    Conversions of the hardware lead to float16 and from there to bfloat16 number by number, and older chips have none.
+    Codes that stand for NaN are not written (see the contract), and are not told from others.
+    """
+    if S.assembly and dtype == tl.bfloat16:
+        numbers = tl.inline_asm_elementwise(FP8_TO_BFLOAT16, "=r,=r,r", [codes], tl.bfloat16, True, 4)
+    elif S.assembly and dtype == tl.float16:
+        numbers = tl.inline_asm_elementwise(FP8_TO_FLOAT16, "=r,=r,r", [codes], tl.float16, True, 4)
     else:
         wide = codes.to(tl.int32)
-        magnitude = ((wide & 127) << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120: another bias
-        magnitude = tl.where((wide & 127) == 127, float("nan"), magnitude)
-        numbers = tl.where(wide >= 128, -magnitude, magnitude)
+        bits = ((wide & 127) << 20) | ((wide & 128) << 24)
+        numbers = (bits.to(tl.float32, bitcast=True) * 1.329227995784916e36).to(dtype)  # 2^120
     return numbers
 
 
