@@ -171,8 +171,8 @@ def check(launch: Launch, capability: int, wide: bool) -> None:
     if wide:
         assert program.matrix_instructions()
     else:
-        assert "mma.sync" in program.ptx
-    assert program.widest_loads()
+        assert program.matrix_instructions(80)
+    assert program.wide_loads() >= 8
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
