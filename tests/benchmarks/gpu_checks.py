@@ -1,0 +1,130 @@
+"""Correctness on the device, first: the cases of every op, then tiny models of every family, format and KV type.
+
+Each op is held to its own truth in float64; each model to the same model in float32 on the CPU.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu_results import Budget
+from torch import Tensor
+
+from batchgen import kernels as op_tables
+from batchgen.engine import Engine, Request, Sampling
+from batchgen.kernels.case import Case, Op, error
+from batchgen.kernels.cases import OPS
+
+DTYPES = (torch.float32, torch.bfloat16)
+FORMATS = ("native", "int8", "int4", "fp8")
+KV_FORMATS = ("fp8", "int8", "int4")
+MOST_RISE = 2.0, 0.05  # times the CPU's own distance from float32, and beside it, in log-probability
+
+
+def on_device(value: Any, device: torch.device) -> Any:
+    """Arguments of an op with their tensors on a device."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, tuple):
+        return tuple(on_device(one, device) for one in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        names = [one.name for one in fields(value) if one.init]
+        return replace(value, **{name: on_device(getattr(value, name), device) for name in names})
+    return value
+
+
+def check_ops(budget: Budget, device: torch.device, smoke: bool) -> None:
+    kernels = op_tables.load(str(device))
+    for op in OPS:
+        cases = op.cases[:2] if smoke else op.cases
+        budget.measure(op.name, 2.0, lambda op=op, cases=cases: _check(op, cases, kernels, device))
+
+
+def _check(op: Op, cases: tuple[Case, ...], kernels: Any, device: torch.device) -> dict[str, Any]:
+    worst, failed, count = 0.0, [], 0
+    for case, dtype in ((case, dtype) for case in cases for dtype in DTYPES if dtype in op.tolerance):
+        count += 1
+        try:
+            off = _off(op, case, dtype, kernels, device)
+        except Exception as problem:  # every case is looked at
+            failed.append(f"{case.name} {str(dtype)[6:]}: {type(problem).__name__}: {problem}"[:120])
+            continue
+        worst = max(worst, off)
+        if off > 1:
+            failed.append(f"{case.name} {str(dtype)[6:]}: {off:.3g} times the tolerance")
+    return {"ok": not failed, "cases": count, "worst_of_tolerance": worst, "failed": "; ".join(failed[:3])}
+
+
+def _off(op: Op, case: Case, dtype: torch.dtype, kernels: Any, device: torch.device) -> float:
+    """The error in units of the tolerance; where equality is asked for, any error counts as beyond it."""
+    arguments = case.make(dtype)
+    results = op.run(kernels, *on_device(arguments, device))
+    truth = op.truth(kernels, arguments)
+    off = max((error(result.cpu(), one) for result, one in zip(results, truth, strict=True)), default=0.0)
+    allowed = op.tolerance[dtype]
+    return off / allowed if allowed else off * 1e9
+
+
+def check_models(budget: Budget, device: torch.device, smoke: bool) -> None:
+    import tiny
+
+    families = list(tiny.FAMILIES)[:1] if smoke else list(tiny.FAMILIES)
+    with tempfile.TemporaryDirectory() as folder:
+        for family in families:
+            path = tiny.tiny_model(family, Path(folder) / family)
+            exact = _answers(path, "cpu")
+            budget.measure(f"{family} float32", 5.0, lambda p=path, e=exact: _same(e, _answers(p, str(device))))
+        for name, chosen in _formats(smoke):
+            budget.measure(f"{families[0]} {name}", 5.0, lambda c=chosen: _near(Path(folder) / families[0], device, c))
+
+
+def _formats(smoke: bool) -> Iterator[tuple[str, dict[str, str]]]:
+    weights, caches = (FORMATS[1:2], KV_FORMATS[:1]) if smoke else (FORMATS, KV_FORMATS)
+    yield from ((f"weights {name}", {"weights": name, "dtype": "bfloat16"}) for name in weights)
+    yield from ((f"KV {name}", {"kv_cache": name, "dtype": "bfloat16"}) for name in caches)
+
+
+def _requests() -> list[Request]:
+    import tiny
+
+    start = tiny.random_prompt(70, seed=1)
+    prompts = [start + tiny.random_prompt(3 + i, seed=10 + i) for i in range(12)]
+    prompts += [tiny.random_prompt(1 + 7 * i, seed=40 + i) for i in range(12)]
+    greedy, drawn = Sampling(max_tokens=12, temperature=0), Sampling(max_tokens=12, temperature=0.9, top_p=0.9, seed=5)
+    return [Request(key, prompt, greedy if key % 2 else drawn) for key, prompt in enumerate(prompts)]
+
+
+def _engine(path: Path, device: str, **chosen: Any) -> Engine:
+    settings = {"dtype": "float32", "memory": "64MiB", "speculation": "off", **chosen}
+    return Engine.load(str(path), device=device, **settings)
+
+
+def _answers(path: Path, device: str) -> dict[int, Any]:
+    return {done.key: done.tokens for done in _engine(path, device).run(_requests())}
+
+
+def _same(expected: dict[int, Any], found: dict[int, Any]) -> dict[str, Any]:
+    different = sum(found[key] != answer for key, answer in expected.items())
+    return {"ok": different == 0, "rows": len(expected), "rows_that_differ": different}
+
+
+def _near(path: Path, device: torch.device, chosen: dict[str, str]) -> dict[str, Any]:
+    """How far first tokens' log-probabilities are from float32, here and on the CPU in the same format."""
+    exact = _first(path, "cpu", {})
+    here, there = (_distance(exact, _first(path, place, chosen)) for place in (str(device), "cpu"))
+    return {"ok": here <= MOST_RISE[0] * there + MOST_RISE[1], "distance": here, "distance_on_cpu": there}
+
+
+def _first(path: Path, device: str, chosen: dict[str, str]) -> dict[int, dict[int, float]]:
+    sampling = Sampling(max_tokens=1, temperature=0, logprobs=20)
+    requests = [Request(one.key, one.prompt, sampling) for one in _requests()]
+    return {done.key: dict(done.logprobs[0].top) for done in _engine(path, device, **chosen).run(requests)}
+
+
+def _distance(exact: dict[int, dict[int, float]], found: dict[int, dict[int, float]]) -> float:
+    """The mean over rows of the largest difference among the tokens that are likely in both."""
+    worst = [max(abs(exact[key][t] - found[key][t]) for t in exact[key] if t in found[key]) for key in exact]
+    return sum(worst) / len(worst)
