@@ -81,7 +81,21 @@ inline void store_bytes(uint8_t* p, Ints v) {
 #if defined(__AVX512F__)
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8((__m512i)v));
 #else
-    for (int lane = 0; lane < WIDTH; ++lane) p[lane] = uint8_t(v[lane]);
+    typedef uint8_t Bytes __attribute__((vector_size(WIDTH)));
+    const Bytes bytes = __builtin_convertvector(v, Bytes);
+    std::memcpy(p, &bytes, sizeof bytes);
+#endif
+}
+
+// The nearest whole number, ties to even; |x| is below 2^22.
+inline Ints whole(Vec x) {
+#if defined(__AVX512F__)
+    return (Ints)_mm512_cvtps_epi32(x);
+#elif defined(__AVX2__)
+    return (Ints)_mm256_cvtps_epi32(x);
+#else
+    const Vec shifter = splat(12582912.0f);
+    return (Ints)(x + shifter) - (Ints)shifter;
 #endif
 }
 

@@ -12,7 +12,7 @@
 namespace batchgen {
 namespace {
 
-constexpr float LARGEST = 0x1p126f, SMALLEST = 0x1p-100f, SHIFTER = 12582912.0f;
+constexpr float LARGEST = 0x1p126f, SMALLEST = 0x1p-100f;
 constexpr float NOT_A_NUMBER = std::numeric_limits<float>::quiet_NaN();
 
 struct Scale {
@@ -50,9 +50,6 @@ float largest_size(const float* x, int count) {
 }
 
 inline Vec clip(Vec x, float low, float high) { return -larger(splat(-high), -larger(splat(low), x)); }
-
-// The nearest whole number, ties to even; |x| is small.
-inline Ints whole(Vec x) { return (Ints)(x + splat(SHIFTER)) - (Ints)splat(SHIFTER); }
 
 // The first `count` of WIDTH codes.
 inline void put_bytes(void* to, Ints codes, int count) {

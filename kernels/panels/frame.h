@@ -1,0 +1,119 @@
+// What products of a batch with a weight in panels of 16 outputs have in common: the call, tiles of a few tokens and
+// panels, the tasks they are cut into, and results. Knows neither codes nor scales.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "../native/parallel.h"
+#include "../native/simd.h"
+
+namespace batchgen {
+
+constexpr int OUTPUTS = 16;  // of a panel
+constexpr int PARTS = OUTPUTS / WIDTH;
+constexpr int64_t LEAST_PARALLEL = 1 << 18;  // products below which waking the threads costs more than it gains
+
+#if defined(__AVX512F__)
+constexpr int TILE_TOKENS = 6, TILE_PANELS = 2;
+#elif defined(__AVX2__)
+constexpr int TILE_TOKENS = 3, TILE_PANELS = 1;
+#else
+constexpr int TILE_TOKENS = 1, TILE_PANELS = 1;
+#endif
+
+// A batch and where its products go, as Python lays them out; the fields stand in the same order in native.py.
+struct Call {
+    const void* x;
+    const float* bias;  // or null
+    void* out;
+    int64_t tokens, x_stride, out_stride, x_bfloat16, out_bfloat16;
+};
+
+// A float for each output of a panel.
+struct Values {
+    Vec part[PARTS];
+};
+
+template <int N>
+using Count = std::integral_constant<int, N>;
+
+inline int64_t num_panels(int64_t outputs) { return (outputs + OUTPUTS - 1) / OUTPUTS; }
+
+// Memory that is asked for line by line while something else is computed.
+struct Ahead {
+    const uint8_t *at, *end;
+    int64_t lines;  // at each call
+
+    Ahead(const uint8_t* from, int64_t bytes, int64_t calls)
+        : at(from), end(from + bytes), lines((bytes + 64 * calls - 1) / (64 * calls)) {}
+
+    BATCHGEN_INLINE void fetch() {
+        for (int64_t line = 0; line < lines && at < end; ++line, at += 64) __builtin_prefetch(at, 0, 2);
+    }
+};
+
+// body(Count<T>, token) for tiles of T tokens that cover token .. end; T is TILE_TOKENS except for the last.
+template <int T = TILE_TOKENS, class Body>
+void each_tile(int64_t token, int64_t end, const Body& body) {
+    for (; token + T <= end; token += T) body(Count<T>(), token);
+    if constexpr (T > 1)
+        if (token < end) each_tile<T - 1>(token, end, body);
+}
+
+inline int64_t num_tiles(int64_t tokens) { return (tokens + TILE_TOKENS - 1) / TILE_TOKENS; }
+
+// body(Count<P>, panel, next, token, end) for every block of tokens and every P panels from `panel` on; `next` is the
+// panel that the same thread comes to afterwards, or -1. `products` in all decide whether threads are woken.
+template <class Body>
+void each_task(int64_t panels, int64_t tokens, int64_t block_tokens, int64_t products, const Body& body) {
+    const int64_t columns = (panels + TILE_PANELS - 1) / TILE_PANELS;
+    const int64_t tasks = columns * ((tokens + block_tokens - 1) / block_tokens);
+    const auto one = [&](int64_t task, int64_t following) {
+        const int64_t panel = task % columns * TILE_PANELS, token = task / columns * block_tokens;
+        const int64_t next = following < tasks ? following % columns * TILE_PANELS : -1;
+        const int64_t end = std::min(token + block_tokens, tokens);
+        if (panels - panel >= TILE_PANELS)
+            body(Count<TILE_PANELS>(), panel, next, token, end);
+        else
+            body(Count<1>(), panel, next, token, end);
+    };
+    if (products < LEAST_PARALLEL)
+        for (int64_t task = 0; task < tasks; ++task) one(task, task + 1);
+    else
+        parallel_ahead(tasks, one);
+}
+
+template <class Out>
+inline void store_values(Out* p, const Values& values, int64_t count) {
+#pragma GCC unroll 8
+    for (int part = 0; part < PARTS; ++part) {
+        const int64_t left = count - part * WIDTH;
+        if (left >= WIDTH)
+            store(p + part * WIDTH, values.part[part]);
+        else if (left > 0)
+            store_part(p + part * WIDTH, values.part[part], int(left));
+    }
+}
+
+// The results of a tile: `first` is its first output of `outputs`.
+template <class Out, int T, int P>
+BATCHGEN_INLINE void finish(const Values (&totals)[T][P], int64_t outputs, int64_t first, const Call& call,
+                            int64_t token) {
+    Out* out = static_cast<Out*>(call.out) + token * call.out_stride + first;
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) {
+        const int64_t left = std::min<int64_t>(OUTPUTS, outputs - first - p * OUTPUTS);
+        float bias[OUTPUTS] = {};
+        if (call.bias) std::memcpy(bias, call.bias + first + p * OUTPUTS, left * sizeof(float));
+#pragma GCC unroll 8
+        for (int t = 0; t < T; ++t) {
+            Values values = totals[t][p];
+#pragma GCC unroll 8
+            for (int part = 0; part < PARTS; ++part) values.part[part] += load(bias + part * WIDTH);
+            store_values(out + t * call.out_stride + p * OUTPUTS, values, left);
+        }
+    }
+}
+
+}  // namespace batchgen
