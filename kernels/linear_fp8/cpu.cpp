@@ -1,61 +1,31 @@
-// Products of bfloat16 activations with weights in 8-bit floats (e4m3), which bfloat16 holds exactly. Sums of a group of
-// inputs are floats, scaled once. Knows the panel layout of native.py; the arithmetic is that of the contract.
-#include <algorithm>
-#include <memory>
-
+// Products of bfloat16 activations with weights in 8-bit floats (e4m3), which bfloat16 holds exactly. Sums of a group
+// of inputs are floats, scaled once. Knows the panel layout of native.py; the arithmetic is that of the contract.
 #include "../native/export.h"
-#include "../native/parallel.h"
-#include "../native/simd.h"
+#include "../native/scratch.h"
+#include "../panels/frame.h"
 
 namespace batchgen {
 namespace {
 
-constexpr int OUTPUTS = 16;  // of a panel
-constexpr int PARTS = OUTPUTS / WIDTH;
-constexpr int PAIR = 2 * OUTPUTS;  // numbers of a panel for two inputs
-constexpr int CACHE_LINE = 64;
-constexpr int64_t BLOCK_TOKENS = 192;        // whose activations stay in the cache while the panels pass
-constexpr int64_t LEAST_PARALLEL = 1 << 18;  // products below which waking the threads costs more than it gains
+constexpr int PAIR = 2 * OUTPUTS;      // numbers of a panel for two inputs
+constexpr int64_t STRETCH = 16;        // pairs between two requests for the next panels
+constexpr int64_t BLOCK_TOKENS = 192;  // whose activations stay in the cache while the panels pass
 
-#if defined(__AVX512BF16__)
-constexpr int TILE_TOKENS = 6, TILE_PANELS = 2;
-#elif defined(__AVX2__)
-constexpr int TILE_TOKENS = 3, TILE_PANELS = 1;
-#else
-constexpr int TILE_TOKENS = 1, TILE_PANELS = 1;
-#endif
-
-// A weight and a batch as Python lays them out; the fields stand in the same order in native.py.
+// A weight as Python lays it out; the fields stand in the same order in native.py.
 struct Weight {
     const uint8_t* codes;  // [panels, pairs, 16, 2]
     const float* scale;    // [panels, groups, 16]
     int64_t outputs, inputs, groups, group;
 
     int64_t pairs() const { return (inputs + 1) / 2; }
-    int64_t panels() const { return (outputs + OUTPUTS - 1) / OUTPUTS; }
+    int64_t stretches() const { return (pairs() + STRETCH - 1) / STRETCH; }  // at least, however groups cut them
+    int64_t panels() const { return num_panels(outputs); }
 };
 
-struct Call {
-    const void* x;
-    const float* bias;  // or null
-    void* out;
-    int64_t tokens, x_stride, out_stride, x_bfloat16, out_bfloat16;
-};
-
-// Memory of this thread, at the start of a cache line, kept from call to call.
-template <int KIND>
-char* room(int64_t bytes) {
-    static thread_local std::unique_ptr<char[]> mine;
-    static thread_local int64_t size = 0;
-    if (bytes > size) mine.reset(new char[(size = bytes) + CACHE_LINE]);
-    return mine.get() + (CACHE_LINE - reinterpret_cast<uintptr_t>(mine.get()) % CACHE_LINE);
-}
+struct ForActivations;
+struct ForPanels;
 
 // --- two inputs of sixteen outputs -----------------------------------------------------------------------------------
-
-struct Values {
-    Vec part[PARTS];
-};
 
 #if defined(__AVX512BF16__)
 
@@ -149,10 +119,7 @@ BATCHGEN_INLINE void add_pairs(Values (&sums)[T][P], const uint16_t* x, int64_t 
     for (int64_t pair = 0; pair < pairs; ++pair) {
         Pair numbers[P];
 #pragma GCC unroll 8
-        for (int p = 0; p < P; ++p) {
-            if constexpr (sizeof(Number) == 1) __builtin_prefetch(panel + (p + P) * stride + pair * PAIR);
-            numbers[p] = load_pair(panel + p * stride + pair * PAIR);
-        }
+        for (int p = 0; p < P; ++p) numbers[p] = load_pair(panel + p * stride + pair * PAIR);
 #pragma GCC unroll 8
         for (int t = 0; t < T; ++t) {
             const Two two = load_two(x + t * x_stride + pair * 2);
@@ -162,42 +129,22 @@ BATCHGEN_INLINE void add_pairs(Values (&sums)[T][P], const uint16_t* x, int64_t 
     }
 }
 
-template <int T, int P, class Out>
-BATCHGEN_INLINE void finish(const Values (&totals)[T][P], const Weight& weight, int64_t first, const Call& call,
-                            int64_t token) {
-#pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) {
-        const int64_t from = first + p * OUTPUTS, count = std::min<int64_t>(OUTPUTS, weight.outputs - from);
-        float bias[OUTPUTS] = {};
-        if (call.bias) std::memcpy(bias, call.bias + from, count * sizeof(float));
-#pragma GCC unroll 8
-        for (int t = 0; t < T; ++t) {
-            Out* out = static_cast<Out*>(call.out) + (token + t) * call.out_stride + from;
-#pragma GCC unroll 8
-            for (int part = 0; part < PARTS; ++part) {
-                const Vec values = totals[t][p].part[part] + load(bias + part * WIDTH);
-                const int64_t left = count - part * WIDTH;
-                if (left >= WIDTH)
-                    store(out + part * WIDTH, values);
-                else if (left > 0)
-                    store_part(out + part * WIDTH, values, int(left));
-            }
-        }
-    }
-}
-
 // `panel`: codes, or the numbers they stand for; `stride` from one panel to the next.
 template <int T, int P, class Out, class Number>
 void tile(const Weight& weight, const Number* panel, int64_t stride, int64_t first, const uint16_t* x, const Call& call,
-          int64_t token) {
+          int64_t token, Ahead& ahead) {
     const int64_t x_stride = weight.pairs() * 2;
     Values totals[T][P] = {};
     for (int64_t group = 0; group < weight.groups; ++group) {
-        const int64_t pair = group * weight.group / 2;
+        int64_t pair = group * weight.group / 2;
         const int64_t end = group + 1 == weight.groups ? weight.pairs() : (group + 1) * weight.group / 2;
         Values sums[T][P] = {};
-        add_pairs<T, P>(sums, x + token * x_stride + pair * 2, x_stride, panel + pair * PAIR, stride,
-                        end - pair);
+        const uint16_t* row = x + token * x_stride;
+        for (int64_t next; pair < end; pair = next) {
+            next = std::min(pair + STRETCH, end);
+            add_pairs<T, P>(sums, row + pair * 2, x_stride, panel + pair * PAIR, stride, next - pair);
+            ahead.fetch();
+        }
 #pragma GCC unroll 8
         for (int p = 0; p < P; ++p) {
             const float* scale = weight.scale + ((first / OUTPUTS + p) * weight.groups + group) * OUTPUTS;
@@ -210,39 +157,26 @@ void tile(const Weight& weight, const Number* panel, int64_t stride, int64_t fir
             }
         }
     }
-    finish<T, P, Out>(totals, weight, first, call, token);
-}
-
-template <int P, class Out, class Number, int T = TILE_TOKENS>
-void tiles(const Weight& weight, const Number* panel, int64_t stride, int64_t first, const uint16_t* x, const Call& call,
-           int64_t token, int64_t end) {
-    for (; token + T <= end; token += T) tile<T, P, Out>(weight, panel, stride, first, x, call, token);
-    if constexpr (T > 1)
-        if (token < end) tiles<P, Out, Number, T - 1>(weight, panel, stride, first, x, call, token, end);
+    finish<Out>(totals, weight.outputs, first, call, token);
 }
 
 // --- a task: a block of tokens times some panels ---------------------------------------------------------------------
 
 template <int P, class Out>
-void work(const Weight& weight, const uint16_t* x, const Call& call, int64_t panel, int64_t token) {
-    const int64_t end = std::min(token + BLOCK_TOKENS, call.tokens), stride = weight.pairs() * PAIR;
-    const uint8_t* codes = weight.codes + panel * stride;
-    const int64_t first = panel * OUTPUTS;
-    // codes that serve one tile only are decoded on the way, while the next ones arrive from memory
-    if (end - token <= TILE_TOKENS) return tiles<P, Out>(weight, codes, stride, first, x, call, token, end);
-    uint16_t* numbers = reinterpret_cast<uint16_t*>(room<1>(P * stride * 2));
+void work(const Weight& weight, const uint16_t* x, const Call& call, const Task& task) {
+    const int64_t stride = weight.pairs() * PAIR, tokens = task.end - task.token, first = task.panel * OUTPUTS;
+    Ahead ahead(weight.codes + task.next * stride, task.num_next * stride, num_tiles(tokens) * weight.stretches());
+    const uint8_t* codes = weight.codes + task.panel * stride;
+    const auto all_tiles = [&](const auto* numbers) {
+        each_tile(task.token, task.end, [&](auto tokens, int64_t at) {
+            tile<decltype(tokens)::value, P, Out>(weight, numbers, stride, first, x, call, at, ahead);
+        });
+    };
+    // codes that serve one tile only are decoded on the way
+    if (tokens <= TILE_TOKENS) return all_tiles(codes);
+    uint16_t* numbers = reinterpret_cast<uint16_t*>(room<ForPanels>(P * stride * 2));
     for (int64_t at = 0; at < P * stride; at += PAIR) store_pair(numbers + at, decode(codes + at));
-    tiles<P, Out>(weight, const_cast<const uint16_t*>(numbers), stride, first, x, call, token, end);
-}
-
-template <class Out>
-void work(const Weight& weight, const uint16_t* x, const Call& call, int64_t task) {
-    const int64_t columns = (weight.panels() + TILE_PANELS - 1) / TILE_PANELS;
-    const int64_t panel = task % columns * TILE_PANELS, token = task / columns * BLOCK_TOKENS;
-    if (weight.panels() - panel >= TILE_PANELS)
-        work<TILE_PANELS, Out>(weight, x, call, panel, token);
-    else
-        work<1, Out>(weight, x, call, panel, token);
+    all_tiles(static_cast<const uint16_t*>(numbers));
 }
 
 // The activations as bfloat16, an even number of inputs, what is missing zero.
@@ -262,18 +196,14 @@ void round_all(const Weight& weight, const Call& call, bfloat16* to) {
 }
 
 void multiply(const Weight& weight, const Call& call) {
-    uint16_t* x = reinterpret_cast<uint16_t*>(room<0>(call.tokens * weight.pairs() * 4));
+    uint16_t* x = reinterpret_cast<uint16_t*>(room<ForActivations>(call.tokens * weight.pairs() * 4));
     bfloat16* rounded = reinterpret_cast<bfloat16*>(x);
     call.x_bfloat16 ? round_all<bfloat16>(weight, call, rounded) : round_all<float>(weight, call, rounded);
-    const int64_t columns = (weight.panels() + TILE_PANELS - 1) / TILE_PANELS;
-    const int64_t tasks = columns * ((call.tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS);
-    const auto body = [&](int64_t task) {
-        call.out_bfloat16 ? work<bfloat16>(weight, x, call, task) : work<float>(weight, x, call, task);
-    };
-    if (call.tokens * weight.inputs * weight.outputs < LEAST_PARALLEL)
-        for (int64_t task = 0; task < tasks; ++task) body(task);
-    else
-        parallel(tasks, body);
+    const int64_t products = call.tokens * weight.inputs * weight.outputs;
+    each_task(weight.panels(), call.tokens, BLOCK_TOKENS, products, [&](auto panels, const Task& task) {
+        constexpr int P = decltype(panels)::value;
+        call.out_bfloat16 ? work<P, bfloat16>(weight, x, call, task) : work<P, float>(weight, x, call, task);
+    });
 }
 
 }  // namespace

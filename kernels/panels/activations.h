@@ -1,5 +1,5 @@
-// Activations as 8-bit codes with a scale for each token and segment. Knows the rounding of the contract in __init__.py,
-// not what the codes are multiplied by.
+// Activations as 8-bit codes with a scale for each token and segment. Knows the rounding of the contract, not what the
+// codes are multiplied by.
 #pragma once
 
 #include <limits>
@@ -111,7 +111,8 @@ void round_row(const Weight& weight, const T* x, const Rounded& to) {
     for (int64_t index = 0, first = 0; first < weight.inputs; ++index, first += weight.segment) {
         const int64_t count = std::min(weight.segment, weight.inputs - first);
         const int64_t space = std::min((weight.segment + 3) / 4 * 4, padded - first);
-        const Rounded one{to.codes + first, to.scale + index, to.offsets + index, to.values ? to.values + index : nullptr};
+        const Rounded one{to.codes + first, to.scale + index, to.offsets + index,
+                          to.values ? to.values + index : nullptr};
         round_segment(x + first, count, space, int32_t(weight.zero), one);
     }
 }

@@ -1,5 +1,5 @@
-// Products of 8-bit activations with 8-bit or 4-bit weights, summed in whole numbers over a segment of the inputs and in
-// floats over the segments. Knows the panel layout of native.py; the arithmetic is that of the contract in __init__.py.
+// Products of 8-bit activations with 8-bit or 4-bit weights, summed in whole numbers over a segment of the inputs and
+// in floats over the segments. Knows the panel layout of native.py; the arithmetic is that of the contract.
 #include "../native/export.h"
 #include "activations.h"
 #include "codes.h"
@@ -39,8 +39,8 @@ struct Panels {
 };
 
 template <int T, int P>
-BATCHGEN_INLINE void add_quads(Sums (&sums)[T][P], const int8_t* x, int64_t x_stride, const uint8_t* codes, int64_t stride,
-                      int64_t quads) {
+BATCHGEN_INLINE void add_quads(Sums (&sums)[T][P], const int8_t* x, int64_t x_stride, const uint8_t* codes,
+                               int64_t stride, int64_t quads) {
     for (int64_t quad = 0; quad < quads; ++quad) {
         Codes panel[P];
 #pragma GCC unroll 8
@@ -55,8 +55,8 @@ BATCHGEN_INLINE void add_quads(Sums (&sums)[T][P], const int8_t* x, int64_t x_st
 }
 
 template <int T, int P>
-BATCHGEN_INLINE void add_segment(Sums (&sums)[T][P], const int8_t* x, int64_t x_stride, const uint8_t* codes, int64_t stride,
-                        int64_t quads) {
+BATCHGEN_INLINE void add_segment(Sums (&sums)[T][P], const int8_t* x, int64_t x_stride, const uint8_t* codes,
+                                 int64_t stride, int64_t quads) {
     if (quads == SEGMENT_QUADS)
         add_quads<T, P>(sums, x, x_stride, codes, stride, SEGMENT_QUADS);
     else
@@ -73,7 +73,8 @@ BATCHGEN_INLINE void add_pairs(Sums (&sums)[T][P], const int8_t* x, int64_t x_st
         for (int p = 0; p < P; ++p) load_pair(codes + p * stride + pair * QUAD_BYTES, low[p], high[p]);
 #pragma GCC unroll 8
         for (int t = 0; t < T; ++t) {
-            const Four first = load_four(x + t * x_stride + pair * 8), second = load_four(x + t * x_stride + pair * 8 + 4);
+            const int8_t* eight = x + t * x_stride + pair * 8;
+            const Four first = load_four(eight), second = load_four(eight + 4);
 #pragma GCC unroll 8
             for (int p = 0; p < P; ++p) dot(sums[t][p], low[p], first);
 #pragma GCC unroll 8
@@ -83,8 +84,8 @@ BATCHGEN_INLINE void add_pairs(Sums (&sums)[T][P], const int8_t* x, int64_t x_st
 }
 
 template <bool GROUPED, int T, int P>
-BATCHGEN_INLINE void add_scaled(Values (&totals)[T][P], const Sums (&sums)[T][P], const Values (&scale)[P], const float* factor,
-                       int64_t stride) {
+BATCHGEN_INLINE void add_scaled(Values (&totals)[T][P], const Sums (&sums)[T][P], const Values (&scale)[P],
+                                const float* factor, int64_t stride) {
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t)
 #pragma GCC unroll 8
@@ -178,19 +179,20 @@ const uint8_t* as_bytes(const Weight& weight, int64_t panel, int64_t count, uint
     return space;
 }
 
-// Asks for the scales of the next panels at once, and says where their codes are.
-Ahead next_codes(const Weight& weight, int64_t panel, int64_t tiles) {
-    const int64_t count = panel < 0 ? 0 : std::min<int64_t>(TILE_PANELS, weight.panels() - panel);
-    for (const void* values : {weight.scale, weight.minimum})
-        if (values && count && weight.groups > 1)
-            Ahead(static_cast<const uint8_t*>(values) + panel * weight.scale_bytes(), count * weight.scale_bytes(), 1).fetch();
-    return {weight.codes + panel * weight.panel_bytes(), count * weight.panel_bytes(), tiles * weight.segments()};
+// Asks for the scales of the next panels at once, and returns where their codes are.
+Ahead next_codes(const Weight& weight, const Task& task) {
+    for (const void* values : {weight.scale, weight.minimum}) {
+        const int64_t bytes = values ? weight.scale_bytes() : 0;
+        Ahead(static_cast<const uint8_t*>(values) + task.next * bytes, task.num_next * bytes, 1).fetch();
+    }
+    const int64_t bytes = weight.panel_bytes(), times = num_tiles(task.end - task.token) * weight.segments();
+    return {weight.codes + task.next * bytes, task.num_next * bytes, times};
 }
 
 template <bool NIBBLES, int P, class Out>
-void all_tiles(const Weight& weight, const Panels& panels, const Activations& x, const Call& call, int64_t token,
-               int64_t end, Ahead& ahead) {
-    each_tile(token, end, [&](auto tokens, int64_t first) {
+void all_tiles(const Weight& weight, const Panels& panels, const Activations& x, const Call& call,
+               const Task& task, Ahead ahead) {
+    each_tile(task.token, task.end, [&](auto tokens, int64_t first) {
         constexpr int T = decltype(tokens)::value;
         if (weight.groups == 1)
             tile<false, NIBBLES, T, P, Out>(weight, panels, x, call, first, ahead);
@@ -200,16 +202,15 @@ void all_tiles(const Weight& weight, const Panels& panels, const Activations& x,
 }
 
 template <int P, class Out>
-void work(const Weight& weight, const Activations& x, const Call& call, int64_t panel, int64_t next, int64_t token,
-          int64_t end) {
-    const int64_t segment_quads = (weight.segment + 3) / 4;
+void work(const Weight& weight, const Activations& x, const Call& call, const Task& task) {
+    const int64_t panel = task.panel, segment_quads = (weight.segment + 3) / 4;
     // codes that serve one tile only are unpacked on the way
-    const bool nibbles = weight.bits == 4 && end - token <= TILE_TOKENS && segment_quads % 2 == 0;
+    const bool nibbles = weight.bits == 4 && task.end - task.token <= TILE_TOKENS && segment_quads % 2 == 0;
     const int64_t byte_count = weight.bits == 8 || nibbles ? 0 : P * weight.pairs() * 2 * QUAD_BYTES;
     const int64_t float_count = P * weight.groups * OUTPUTS;
     char* space = room<ForPanels>(byte_count + 2 * float_count * int64_t(sizeof(float)));
     float* floats = reinterpret_cast<float*>(space + byte_count);
-    Ahead ahead = next_codes(weight, next, num_tiles(end - token));
+    const Ahead ahead = next_codes(weight, task);
     Panels panels;
     panels.scale = as_floats(weight, weight.scale, panel, P, floats);
     panels.minimum = as_floats(weight, weight.minimum, panel, P, floats + float_count);
@@ -218,22 +219,20 @@ void work(const Weight& weight, const Activations& x, const Call& call, int64_t 
     if (nibbles) {
         panels.codes = weight.codes + panel * weight.panel_bytes();
         panels.code_stride = weight.panel_bytes();
-        return all_tiles<true, P, Out>(weight, panels, x, call, token, end, ahead);
+        return all_tiles<true, P, Out>(weight, panels, x, call, task, ahead);
     }
     panels.codes = as_bytes(weight, panel, P, reinterpret_cast<uint8_t*>(space));
     panels.code_stride = (weight.bits == 8 ? weight.quads() : 2 * weight.pairs()) * QUAD_BYTES;
-    all_tiles<false, P, Out>(weight, panels, x, call, token, end, ahead);
+    all_tiles<false, P, Out>(weight, panels, x, call, task, ahead);
 }
 
 void multiply(const Weight& weight, const Call& call) {
     const Activations x = quantise_all(weight, call);
     const int64_t products = call.tokens * weight.inputs * weight.outputs;
-    each_task(weight.panels(), call.tokens, BLOCK_TOKENS, products,
-              [&](auto panels, int64_t panel, int64_t next, int64_t token, int64_t end) {
-                  constexpr int P = decltype(panels)::value;
-                  const auto run = call.out_bfloat16 ? work<P, bfloat16> : work<P, float>;
-                  run(weight, x, call, panel, next, token, end);
-              });
+    each_task(weight.panels(), call.tokens, BLOCK_TOKENS, products, [&](auto panels, const Task& task) {
+        constexpr int P = decltype(panels)::value;
+        call.out_bfloat16 ? work<P, bfloat16>(weight, x, call, task) : work<P, float>(weight, x, call, task);
+    });
 }
 
 }  // namespace

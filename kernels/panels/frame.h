@@ -63,20 +63,23 @@ void each_tile(int64_t token, int64_t end, const Body& body) {
 
 inline int64_t num_tiles(int64_t tokens) { return (tokens + TILE_TOKENS - 1) / TILE_TOKENS; }
 
-// body(Count<P>, panel, next, token, end) for every block of tokens and every P panels from `panel` on; `next` is the
-// panel that the same thread comes to afterwards, or -1. `products` in all decide whether threads are woken.
+// A block of tokens times the panels from `panel` on. The same thread comes to `num_next` panels from `next` on
+// afterwards.
+struct Task {
+    int64_t panel, next, num_next, token, end;
+};
+
+// body(Count<P>, task) for every block of tokens and every P panels; few `products` in all are not worth waking threads.
 template <class Body>
 void each_task(int64_t panels, int64_t tokens, int64_t block_tokens, int64_t products, const Body& body) {
     const int64_t columns = (panels + TILE_PANELS - 1) / TILE_PANELS;
     const int64_t tasks = columns * ((tokens + block_tokens - 1) / block_tokens);
     const auto one = [&](int64_t task, int64_t following) {
-        const int64_t panel = task % columns * TILE_PANELS, token = task / columns * block_tokens;
-        const int64_t next = following < tasks ? following % columns * TILE_PANELS : -1;
-        const int64_t end = std::min(token + block_tokens, tokens);
-        if (panels - panel >= TILE_PANELS)
-            body(Count<TILE_PANELS>(), panel, next, token, end);
-        else
-            body(Count<1>(), panel, next, token, end);
+        const int64_t panel = task % columns * TILE_PANELS, next = following % columns * TILE_PANELS;
+        const int64_t num_next = following < tasks ? std::min<int64_t>(TILE_PANELS, panels - next) : 0;
+        const int64_t token = task / columns * block_tokens, end = std::min(token + block_tokens, tokens);
+        const Task made{panel, next, num_next, token, end};
+        panels - panel < TILE_PANELS ? body(Count<1>(), made) : body(Count<TILE_PANELS>(), made);
     };
     if (products < LEAST_PARALLEL)
         for (int64_t task = 0; task < tasks; ++task) one(task, task + 1);
