@@ -11,14 +11,13 @@ import numpy as np
 import psutil
 import torch
 
-from .. import kernels as op_tables
 from ..kernels import Kernels
 from ..kernels.attention import AttentionItems, Masking
 from ..kernels.kv_format import FORMATS as KV_FORMATS
 from ..kernels.sampling import Filters
 from .batch import Batch
 from .decoder import Decoder, Embedding
-from .device import resolve_device
+from .device import load_kernels, resolve_device
 from .kv import KVPages, KVShape
 from .machine import DTYPES, use_granted_cores
 from .models.names import dense_weights
@@ -45,7 +44,7 @@ def calibrate_device(spec: ModelSpec, dtype: str, device: str, seconds: float) -
     """`calibrate` for values of the keys `model.dtype` (not auto) and `engine.device`."""
     use_granted_cores()
     place = resolve_device(device)
-    return calibrate(spec, op_tables.load(str(place)), DTYPES[dtype], place, seconds)
+    return calibrate(spec, load_kernels(place), DTYPES[dtype], place, seconds)
 
 
 def calibrate(spec: ModelSpec, kernels: Kernels, dtype: torch.dtype, device: torch.device, seconds: float) -> Rates:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
-from .. import kernels as op_tables
 from ..kernels import Kernels
 from ..kernels.kv_format import FORMATS
 from ..kernels.linear_fp8 import Fp8Weight
@@ -16,7 +15,7 @@ from ..kernels.linear_int8 import Int8Weight
 from .checkpoint import Checkpoint, ModelError, open_checkpoint
 from .config import EngineSettings
 from .decoder import Decoder, load_decoder
-from .device import resolve_device
+from .device import load_kernels, resolve_device
 from .engine import Engine
 from .gate import NATIVE, Choice, Question, Texts, choose
 from .machine import compute_dtype, free_memory, use_granted_cores
@@ -55,7 +54,7 @@ def choose_formats(
     """
     use_granted_cores()
     place = resolve_device(device)
-    ops, checkpoint = op_tables.load(str(place)), open_checkpoint(path, revision)
+    ops, checkpoint = load_kernels(place), open_checkpoint(path, revision)
     number_format = compute_dtype(dtype, checkpoint.dtype, place)
     exact = "float32" in (dtype, checkpoint.dtype if dtype == "auto" else None)
     tried = weights != NATIVE and not (weights == "auto" and exact)

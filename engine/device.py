@@ -9,6 +9,8 @@ from importlib.util import find_spec
 
 import torch
 
+from .. import kernels
+from ..kernels import Kernels
 from .checkpoint import ModelError
 
 log = logging.getLogger(__name__)
@@ -65,6 +67,14 @@ def resolve_device(name: str) -> torch.device:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device
+
+
+def load_kernels(device: torch.device) -> Kernels:
+    """The op table of a device. Raises ModelError, with the reason, when there is none."""
+    try:
+        return kernels.load(str(device))
+    except ValueError as error:
+        raise ModelError(f"engine.device: {error}") from None
 
 
 def choose_device(name: str, cuda: Cuda) -> torch.device:

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
 from typing import Any
 
-from .. import kernels as op_tables
 from ..kernels import Kernels
 from .backlog import UNKNOWN_BACKLOG, Announced, AnnouncedBacklog, Backlog
 from .blocks import BlockPool, BlockTree, UnsharedBlocks
@@ -17,7 +16,7 @@ from .checkpoint import Checkpoint, ModelError, open_checkpoint
 from .choices import ChoiceTrie
 from .config import ADOPTED, EngineSettings
 from .decoder import Decoder, load_decoder
-from .device import resolve_device
+from .device import load_kernels, resolve_device
 from .draft.load import NO_WEIGHTS, DraftWeights, draft_models, load_draft_weights
 from .draft.speculation import Speculation
 from .draft.table import new_speculation
@@ -150,7 +149,7 @@ class Engine:
         chosen = EngineSettings(**settings)
         use_granted_cores()
         device = resolve_device(chosen.device)
-        ops = op_tables.load(str(device))
+        ops = load_kernels(device)
         checkpoint = open_checkpoint(path, revision)
         number_format = compute_dtype(dtype, checkpoint.dtype, device)
         model = load_decoder(checkpoint, number_format, device, ops, weights)

@@ -312,6 +312,33 @@ def heads(model: str, data: Path, out: Path, **options: Any) -> int:
 
 
 @cli.command()
+@click.argument("model", metavar="MODEL")
+@click.option("--weights", default="int4,fp8", show_default=True, help="Weight formats to tune for: int4, int8, fp8.")
+@click.option("--device", default="cuda", show_default=True, help="cuda or cuda:N.")
+@click.option(
+    "--minutes", type=click.FloatRange(0.1), default=5.0, show_default=True, help="At most; what is left out is named."
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File to add the choices to. [default: $BATCHGEN_TUNED, else tuned.json in the user's cache]",
+)
+@_debug
+def tune(model: str, weights: str, **options: Any) -> int:
+    """Find out which kernels are fastest for MODEL on this GPU, and keep that in a file that later runs read.
+
+    Only shapes are read of MODEL. Without such a file a built-in table is used; a run never tunes by itself.
+    """
+    from .command_tune import TuneOptions, tune_model
+
+    names = _names("--weights", weights, ("int4", "int8", "fp8"))
+    if not names:
+        raise UsageError("--weights: names no format")
+    click.echo(tune_model(model, TuneOptions(weights=names, **options), click.echo))
+    return 0
+
+
+@cli.command()
 def schema() -> int:
     """Print the JSON Schema of the job file, for editors."""
     import json

@@ -38,6 +38,7 @@ from .swiglu import native as native_swiglu
 from .swiglu.reference import swiglu
 from .token_mask import native as native_token_mask
 from .token_mask.reference import mask
+from .tuned import read_tuned, tuned_file
 
 log = logging.getLogger(__name__)
 
@@ -177,12 +178,15 @@ def cpu_kernels() -> Kernels:
 
 @cache
 def gpu_kernels() -> Kernels:
-    """The Triton kernels. Raises ValueError where Triton is not installed."""
+    """The Triton kernels with what was tuned for the current device; nothing is tuned here.
+
+    Raises ValueError where Triton is not installed, and for a file of tuned choices that cannot be read.
+    """
     try:
         from .gpu_table import GpuKernels
     except ModuleNotFoundError as error:
         raise ValueError(f"device 'cuda' needs Triton: pip install triton ({error})") from error
-    return GpuKernels()
+    return GpuKernels(tuned=read_tuned(tuned_file(), torch.cuda.get_device_name()))
 
 
 TABLES: dict[str, Callable[[], Kernels]] = {"cpu": cpu_kernels, "cuda": gpu_kernels}

@@ -1,0 +1,181 @@
+"""Which way each quantised product of a model is fastest on this device: every candidate timed, within a bound of time.
+
+Knows shapes of a model and seconds; what a choice means, and which there are, is the kernels' business.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..kernels import Kernels
+from ..kernels.grouped.choice import Choice, Key, candidates
+from ..kernels.linear_fp8 import Fp8Weight
+from ..kernels.linear_int4 import Int4Weight
+from ..kernels.linear_int8 import Int8Weight
+from .spec import ModelSpec
+
+TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # of steps: decoding at few rows up to a full prompt chunk
+INT4_GROUPS = (128, 32)  # of packed checkpoints, and of GGUF blocks
+REPEATS = 15
+BETTER = 0.97  # of the built-in choice's time, below which another is taken
+
+Timer = Callable[[Callable[[], object]], float]  # seconds of a call
+
+
+class Trial(dict[Key, Choice]):
+    """The choices that kernels ask for while they are tried; remembers what was asked last."""
+
+    asked: Key | None = None
+
+    def get(self, key: Key, default: Choice | None = None) -> Choice | None:  # type: ignore[override]
+        self.asked = key
+        return super().get(key, default)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One linear of a model in one format: `run` multiplies so many tokens."""
+
+    title: str
+    run: Callable[[int], object]
+
+
+def tune(
+    products: Sequence[Product], trial: Trial, timer: Timer, deadline: float, told: Callable[[str], None]
+) -> dict[Key, tuple[Choice, float]]:
+    """For every product and number of tokens the fastest choice and its seconds, where it is not the built-in one.
+
+    `trial` is what the products' kernels take choices from. Ends at `deadline` (perf_counter) with what it has.
+    """
+    found: dict[Key, tuple[Choice, float]] = {}
+    plan = [(tokens, product) for tokens in TOKENS for product in products]
+    for place, (tokens, product) in enumerate(plan):
+        if time.perf_counter() > deadline:
+            told(f"time is up: {len(plan) - place} of {len(plan)} left out, they go by the built-in table")
+            break
+        best = _tune_one(product, tokens, trial, timer, deadline)
+        if best is not None:
+            key, choice, seconds, before = best
+            found[key] = choice, seconds
+            gain = f"{before * 1e6:.1f} to {seconds * 1e6:.1f} us by {choice.path}"
+            told(f"[{place + 1}/{len(plan)}] {product.title}, {tokens} tokens: {gain}")
+        else:
+            told(f"[{place + 1}/{len(plan)}] {product.title}, {tokens} tokens: as built in")
+    return found
+
+
+def _tune_one(
+    product: Product, tokens: int, trial: Trial, timer: Timer, deadline: float
+) -> tuple[Key, Choice, float, float] | None:
+    """Key, choice, its seconds and those of the built-in; None when that one is best, or nothing was asked."""
+    trial.clear()
+    trial.asked = None
+    before = timer(lambda: product.run(tokens))
+    key = trial.asked
+    if key is None:
+        return None
+    timed = []
+    for choice in candidates(key[0], tokens):
+        if time.perf_counter() > deadline:
+            break
+        trial[key] = choice
+        try:
+            timed.append((timer(lambda: product.run(tokens)), len(timed), choice))
+        except (RuntimeError, ValueError):  # a tile that this device has no room for
+            continue
+    trial.clear()
+    if not timed or min(timed)[0] > BETTER * before:
+        return None
+    seconds, _, choice = min(timed)
+    return key, choice, seconds, before
+
+
+def products_of(
+    spec: ModelSpec, formats: Sequence[str], kernels: Kernels, dtype: torch.dtype, device: torch.device
+) -> Iterator[Product]:
+    """The linears of a layer and the head in each weight format, with random numbers, one per shape."""
+    x = {}
+    for name in formats:
+        for part, (outputs, inputs) in shapes_of(spec).items():
+            if inputs not in x:
+                x[inputs] = torch.randn(max(TOKENS), inputs, dtype=dtype, device=device)
+            for title, weight in _MADE[name](outputs, inputs, device):
+                run = _runner(kernels, weight, x[inputs], dtype)
+                yield Product(f"{name}{title} {part} {outputs} x {inputs}", run)
+
+
+def shapes_of(spec: ModelSpec) -> dict[str, tuple[int, int]]:
+    """(outputs, inputs) of every linear, equal shapes once."""
+    heads = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    shapes = {
+        "qkv": (heads, spec.hidden_size),
+        "output": (spec.hidden_size, spec.num_heads * spec.head_dim),
+        "gate_up": (2 * spec.intermediate_size, spec.hidden_size),
+        "down": (spec.hidden_size, spec.intermediate_size),
+        "head": (spec.vocab_size, spec.hidden_size),
+    }
+    return {part: shape for at, (part, shape) in enumerate(shapes.items()) if shape not in list(shapes.values())[:at]}
+
+
+def _int4(outputs: int, inputs: int, device: torch.device) -> Iterator[tuple[str, Int4Weight]]:
+    for group in INT4_GROUPS:
+        codes = torch.randint(0, 256, (outputs, inputs // 2), dtype=torch.uint8, device=device)
+        scale = torch.ones(outputs, -(-inputs // group), dtype=torch.float16, device=device)
+        yield f" in groups of {group}", Int4Weight(codes, scale, scale, group)
+
+
+def _int8(outputs: int, inputs: int, device: torch.device) -> Iterator[tuple[str, Int8Weight]]:
+    codes = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8, device=device)
+    yield "", Int8Weight(codes, torch.ones(outputs, 1, device=device), None, inputs)
+
+
+def _fp8(outputs: int, inputs: int, device: torch.device) -> Iterator[tuple[str, Fp8Weight]]:
+    codes = torch.randn(outputs, inputs, dtype=torch.float16, device=device).to(torch.float8_e4m3fn)
+    yield "", Fp8Weight(codes, torch.ones(outputs, 1, device=device), inputs)
+
+
+_MADE: Mapping[str, Callable[[int, int, torch.device], Iterator[tuple[str, Int4Weight | Int8Weight | Fp8Weight]]]]
+_MADE = {"int4": _int4, "int8": _int8, "fp8": _fp8}
+
+
+def _runner(
+    kernels: Kernels, weight: Int4Weight | Int8Weight | Fp8Weight, x: torch.Tensor, dtype: torch.dtype
+) -> Callable[[int], object]:
+    if isinstance(weight, Int4Weight):
+        packed, linear = kernels.pack_int4(weight), kernels.linear_int4
+    elif isinstance(weight, Int8Weight):
+        packed, linear = kernels.pack_int8(weight), kernels.linear_int8
+    else:
+        packed, linear = kernels.pack_fp8(weight), kernels.linear_fp8
+    return lambda tokens: linear(x[:tokens], packed, None, dtype)
+
+
+def tune_device(
+    spec: ModelSpec,
+    formats: Sequence[str],
+    dtype: torch.dtype,
+    device: torch.device,
+    seconds: float,
+    told: Callable[[str], None],
+) -> dict[Key, tuple[Choice, float]]:
+    """The same for the linears of a model on the current CUDA device."""
+    from ..kernels.gpu_table import GpuKernels
+
+    deadline, trial = time.perf_counter() + seconds, Trial()
+    with torch.inference_mode():
+        products = list(products_of(spec, formats, GpuKernels(tuned=trial), dtype, device))
+        return tune(products, trial, median_seconds, deadline, told)
+
+
+def median_seconds(call: Callable[[], object]) -> float:
+    """Of some calls on the current CUDA device, after one that compiles."""
+    call()
+    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(REPEATS)]
+    for before, behind in events:
+        before.record()
+        call()
+        behind.record()
+    torch.cuda.synchronize()
+    return float(sorted(before.elapsed_time(behind) for before, behind in events)[REPEATS // 2]) / 1e3

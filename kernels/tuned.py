@@ -1,0 +1,79 @@
+"""The file of tuned choices: for each device and shape of product the way that was fastest there. Users may ship it.
+
+    {"version": 1, "devices": {NAME: [
+      {"kind": "wide", "tokens": 64, "outputs": 4096, "inputs": 4096, "microseconds": 12.3,
+       "choice": {"path": "split", "tokens": 64, "outputs": 128, "warps": 8, "stages": 3, "splits": 1}}, ..]}}
+
+NAME is the device's, as the driver tells it. `kind`, `tokens` (the largest of a bucket), `outputs` and `inputs` are the
+key of `grouped.choice`, `choice` its `Choice`. What is not in the file goes by the built-in table.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, get_args
+
+from .grouped.choice import Choice, Key
+from .grouped.choice import Path as Way
+
+VERSION = 1
+VARIABLE = "BATCHGEN_TUNED"
+
+
+def tuned_file() -> Path:
+    """Where choices are read from, and written to when no place is named: $BATCHGEN_TUNED, else in the user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(os.environ.get(VARIABLE) or Path(cache) / "batchgen" / "tuned.json")
+
+
+def read_tuned(path: Path, device: str) -> dict[Key, Choice]:
+    """The choices for a device by its name; none where there is no file. Raises ValueError naming the file."""
+    if not path.is_file():
+        if os.environ.get(VARIABLE):
+            raise ValueError(f"{VARIABLE}: there is no file {path}; unset it, or write one with batchgen tune")
+        return {}
+    try:
+        return dict(map(_entry, _devices(path).get(device, [])))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path}: no file of tuned choices of version {VERSION} ({type(error).__name__}: {error}); "
+            "delete it, or write one with batchgen tune"
+        ) from None
+
+
+def write_tuned(path: Path, device: str, found: Mapping[Key, tuple[Choice, float]]) -> None:
+    """Adds choices and their seconds, in the place of older ones of the same keys; other devices' stay as they are."""
+    devices: dict[str, list[dict[str, Any]]] = {}
+    with suppress(OSError, ValueError):
+        devices = _devices(path)
+    kept = [record for record in devices.get(device, []) if _entry(record)[0] not in found]
+    devices[device] = kept + [_record(key, *value) for key, value in sorted(found.items())]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f"{path.name}.{os.getpid()}")
+    aside.write_text(json.dumps({"version": VERSION, "devices": devices}, indent=1), encoding="utf-8")
+    aside.replace(path)
+
+
+def _devices(path: Path) -> dict[str, list[dict[str, Any]]]:
+    whole = json.loads(path.read_text(encoding="utf-8"))
+    if whole["version"] != VERSION:
+        raise ValueError(f"it has version {whole['version']!r}")
+    devices: dict[str, list[dict[str, Any]]] = whole["devices"]
+    return devices
+
+
+def _entry(record: Mapping[str, Any]) -> tuple[Key, Choice]:
+    choice = Choice(**record["choice"])
+    numbers = [getattr(choice, one.name) for one in fields(choice) if one.name != "path"]
+    if choice.path not in get_args(Way) or any(not isinstance(one, int) or one < 1 for one in numbers):
+        raise ValueError(f"{record['choice']} is no choice")
+    return (str(record["kind"]), int(record["tokens"]), int(record["outputs"]), int(record["inputs"])), choice
+
+
+def _record(key: Key, choice: Choice, seconds: float) -> dict[str, Any]:
+    kind, tokens, outputs, inputs = key
+    shape = {"kind": kind, "tokens": tokens, "outputs": outputs, "inputs": inputs}
+    return {**shape, "choice": asdict(choice), "microseconds": round(seconds * 1e6, 2)}

@@ -1,0 +1,128 @@
+"""Tuning: the fastest candidate is found and kept, its file read back, and no run tunes by itself."""
+
+import json
+import time
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchgen.engine.spec import ModelSpec
+from batchgen.engine.tuning import TOKENS, Product, Trial, products_of, shapes_of, tune
+from batchgen.kernels.grouped.choice import TABLES, Choice, bucket, candidates
+from batchgen.kernels.tables import ReferenceKernels
+from batchgen.kernels.tuned import read_tuned, tuned_file, write_tuned
+
+FOREVER = float("inf")
+
+
+def product(trial: Trial, kind: str, costs: dict[Choice | None, float], calls: list[Choice | None]) -> Product:
+    """A product that asks for its choice as kernels do, and costs what that one costs."""
+
+    def run(tokens: int) -> float:
+        choice = trial.get((kind, bucket(tokens), 64, 32))
+        calls.append(choice)
+        if costs.get(choice, 1.0) == FOREVER:
+            raise RuntimeError("out of resources: shared memory")
+        return costs.get(choice, 1.0)
+
+    return Product(kind, run)
+
+
+def timer(call) -> float:
+    return call()
+
+
+@pytest.mark.parametrize("kind", sorted(TABLES))
+def test_the_fastest_candidate_is_found(kind):
+    best = list(candidates(kind, 64))[-1]
+    trial, calls, lines = Trial(), [], []
+    found = tune([product(trial, kind, {best: 0.5}, calls)], trial, timer, FOREVER, lines.append)
+    assert found[kind, 64, 64, 32] == (best, 0.5)
+    assert len(lines) == len(TOKENS)
+    assert set(candidates(kind, 64)) <= set(calls)
+    assert not trial
+
+
+def test_what_is_hardly_faster_or_does_not_run_is_not_taken():
+    first, second = list(candidates("wide", 16))[:2]
+    trial, lines = Trial(), []
+    costs = {first: 0.98, second: FOREVER}
+    found = tune([product(trial, "wide", costs, [])], trial, timer, FOREVER, lines.append)
+    assert all(choice != second and seconds < 0.97 for choice, seconds in found.values())
+    assert lines[0].endswith("16 tokens: as built in")
+
+
+def test_it_ends_in_time_with_what_it_has():
+    trial, lines = Trial(), []
+    assert tune([product(trial, "wide", {}, [])], trial, timer, time.perf_counter() - 1, lines.append) == {}
+    assert lines == [f"time is up: {len(TOKENS)} of {len(TOKENS)} left out, they go by the built-in table"]
+
+
+CHOICES = st.builds(
+    Choice,
+    st.sampled_from(["tiles", "split", "dense", "library"]),
+    st.sampled_from([16, 128]),
+    st.sampled_from([64, 128]),
+    st.sampled_from([4, 8]),
+    st.integers(2, 4),
+    st.integers(1, 8),
+)
+KEYS = st.tuples(st.sampled_from(sorted(TABLES)), st.sampled_from([16, 64]), st.integers(1, 9), st.integers(1, 9))
+
+
+@given(first=st.dictionaries(KEYS, CHOICES), second=st.dictionaries(KEYS, CHOICES))
+def test_what_is_written_is_read_and_added_to(tmp_path_factory, first, second):
+    path = tmp_path_factory.mktemp("tuned") / "deep" / "tuned.json"
+    for found in (first, second):
+        write_tuned(path, "NVIDIA H200", {key: (choice, 1e-5) for key, choice in found.items()})
+    write_tuned(path, "another", {})
+    assert read_tuned(path, "NVIDIA H200") == {**first, **second}
+    assert read_tuned(path, "another") == read_tuned(path, "unknown") == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nothing",
+        "[]",
+        '{"version": 2, "devices": {}}',
+        '{"version": 1, "devices": {"X": [{"kind": "wide"}]}}',
+        '{"version": 1, "devices": {"X": [{"kind": "wide", "tokens": 1, "outputs": 1, "inputs": 1, '
+        '"choice": {"path": "magic"}}]}}',
+    ],
+)
+def test_a_file_that_is_none_is_refused_by_name(tmp_path, text):
+    path = tmp_path / "tuned.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"tuned\.json: no file of tuned choices of version 1 .*batchgen tune$"):
+        read_tuned(path, "X")
+
+
+def test_where_the_file_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("BATCHGEN_TUNED", raising=False)
+    assert tuned_file() == tmp_path / "batchgen" / "tuned.json"
+    assert read_tuned(tuned_file(), "X") == {}
+    monkeypatch.setenv("BATCHGEN_TUNED", str(tmp_path / "mine.json"))
+    with pytest.raises(ValueError, match=r"BATCHGEN_TUNED: there is no file .*mine\.json"):
+        read_tuned(tuned_file(), "X")
+    (tmp_path / "mine.json").write_text(json.dumps({"version": 1, "devices": {}}))
+    assert read_tuned(tuned_file(), "X") == {}
+
+
+def test_products_of_a_model_multiply_in_every_format():
+    spec = ModelSpec.__new__(ModelSpec)
+    sizes = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "hidden_size": 64, "intermediate_size": 96}
+    for name, value in {**sizes, "vocab_size": 300}.items():
+        object.__setattr__(spec, name, value)
+    assert shapes_of(spec) == {
+        "qkv": (128, 64),
+        "output": (64, 64),
+        "gate_up": (192, 64),
+        "down": (64, 96),
+        "head": (300, 64),
+    }
+    made = list(products_of(spec, ("int8", "fp8"), ReferenceKernels(), torch.float32, torch.device("cpu")))
+    assert [one.run(3).shape for one in made] == 2 * [torch.Size([3, n]) for n in (128, 64, 192, 64, 300)]
