@@ -15,6 +15,7 @@ SOURCES = sorted(glob("kernels/**/*.cpp", recursive=True))
 HEADERS = sorted(glob("kernels/**/*.h", recursive=True))
 FLAGS = [
     "-std=c++17",
+    "-pthread",
     "-O3",
     "-fvisibility=hidden",
     "-fno-math-errno",
@@ -60,6 +61,7 @@ setup(
             SOURCES,
             depends=HEADERS,
             extra_compile_args=[*FLAGS, *flags],
+            extra_link_args=["-pthread"],
             language="c++",
             optional=True,
         )

@@ -39,7 +39,7 @@ from .tokenizer import Tokenizer, load_tokenizer
 from .workload import arrange
 
 MAX_SEQUENCES = {"cpu": 256, "cuda": 1024}
-MAX_BATCH_TOKENS = {"cpu": 2048, "cuda": 8192}
+MAX_BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
 LOOK_AHEAD = {"cpu": 0, "cuda": 1}  # steps planned and launched while one is under way
 
 

@@ -1,5 +1,5 @@
-// Loops over OpenMP's threads: the threads that torch uses, reached by the functions of the runtime torch has loaded.
-// Nothing is linked: without a runtime the loops run on the calling thread.
+// Loops over the threads of runtime.cpp: as many as torch uses, its own as a rule. Nothing is linked: without torch's
+// OpenMP runtime the loops run on the calling thread.
 #pragma once
 
 #include <atomic>

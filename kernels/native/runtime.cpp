@@ -1,4 +1,18 @@
-// What the process grants: the instruction sets of the processor and the threads of an OpenMP runtime given by address.
+// What the process grants: the instruction sets of the processor, and threads.
+//
+// Loops run on the threads of torch's OpenMP runtime, given by address. There a loop ends when the last thread has come:
+// where other work takes the cores, each of the thousands of loops of a step waits for a thread that the system has put
+// aside. A caller that finds itself waiting uses threads of its own for a while, and of these only those that come.
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#if defined(__unix__) || defined(__APPLE__)
+#include <pthread.h>
+#endif
+
 #include "export.h"
 #include "parallel.h"
 
@@ -7,15 +21,140 @@ namespace {
 
 using Region = void (*)(void (*)(void*), void*, unsigned, unsigned);
 using Count = int (*)();
+using Clock = std::chrono::steady_clock;
+
+constexpr auto AWAKE = std::chrono::microseconds(200);  // a thread of our own looks for the next loop, then it sleeps
+constexpr int LOOKS = 32;                               // between two looks at the clock
+constexpr int SEEN = 64;                                // loops after which it is asked how long they were waited for
+constexpr int MOST_WAITED = 3;                          // more than a third of their time: too long
+constexpr auto APART = std::chrono::seconds(10);        // on threads of our own
 
 Region region = nullptr;
 Count most_threads = nullptr;
+
+inline void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+}
+
+class Pool {
+public:
+    // Runs body on the calling thread and on those of threads - 1 others that come before it is done. A second caller
+    // at the same time gets none of them.
+    void run(void (*body)(void*), void* data, int threads) {
+        std::unique_lock<std::mutex> alone(caller_, std::try_to_lock);
+        if (!alone) return body(data);
+        for (; started_ < threads - 1; ++started_) std::thread(&Pool::serve, this, started_).detach();
+        body_ = body, data_ = data, wanted_ = threads - 1;
+        ++turn_;  // odd: open
+        if (sleeping_) wake();
+        body(data);
+        ++turn_;
+        for (int looks = 0; inside_; ++looks) looks < 4096 ? pause() : std::this_thread::yield();
+    }
+
+private:
+    void serve(int index) {
+        for (uint64_t seen = 0;;) {
+            const uint64_t turn = next(seen);
+            ++inside_;
+            if (turn_ == turn && index < wanted_) body_(data_);
+            --inside_;
+            seen = turn;
+        }
+    }
+
+    // The open loop that comes after `seen`.
+    uint64_t next(uint64_t seen) {
+        const auto end = Clock::now() + AWAKE;
+        do {
+            for (int look = 0; look < LOOKS; ++look, pause())
+                if (const uint64_t turn = turn_; fresh(turn, seen)) return turn;
+        } while (Clock::now() < end);
+        std::unique_lock<std::mutex> lock(sleep_);
+        ++sleeping_;
+        uint64_t turn;
+        awake_.wait(lock, [&] { return fresh(turn = turn_, seen); });
+        --sleeping_;
+        return turn;
+    }
+
+    static bool fresh(uint64_t turn, uint64_t seen) { return turn % 2 && turn != seen; }
+
+    void wake() {
+        std::lock_guard<std::mutex> lock(sleep_);
+        awake_.notify_all();
+    }
+
+    std::mutex caller_, sleep_;
+    std::condition_variable awake_;
+    std::atomic<uint64_t> turn_{0};  // whoever is inside while it is odd, and has seen it so, may use body_ and data_
+    std::atomic<int> inside_{0}, sleeping_{0}, wanted_{0};
+    int started_ = 0;
+    void (*body_)(void*) = nullptr;
+    void* data_ = nullptr;
+};
+
+Pool* pool = nullptr;  // never freed: its threads last as long as the process
+
+// A forked child has none of the threads.
+Pool& threads_of_process() {
+    static std::once_flag once;
+    std::call_once(once, [] {
+        pool = new Pool;
+#if defined(__unix__) || defined(__APPLE__)
+        pthread_atfork(nullptr, nullptr, [] { pool = new Pool; });
+#endif
+    });
+    return *pool;
+}
+
+// What a calling thread has seen of the threads of torch.
+class Caller {
+public:
+    void run(void (*body)(void*), void* data, int threads) {
+        const auto start = Clock::now();
+        if (start < apart_until_) return threads_of_process().run(body, data, threads);
+        Loop loop{body, data, std::this_thread::get_id(), start};
+        region(share, &loop, unsigned(threads), 0);
+        note(start, loop.own_end, Clock::now());
+    }
+
+private:
+    struct Loop {
+        void (*body)(void*);
+        void* data;
+        std::thread::id caller;
+        Clock::time_point own_end;
+    };
+
+    static void share(void* data) {
+        Loop& loop = *static_cast<Loop*>(data);
+        loop.body(loop.data);
+        if (std::this_thread::get_id() == loop.caller) loop.own_end = Clock::now();
+    }
+
+    void note(Clock::time_point start, Clock::time_point own_end, Clock::time_point end) {
+        took_ += end - start, waited_ += end - own_end;
+        if (++loops_ < SEEN) return;
+        if (MOST_WAITED * waited_ > took_) apart_until_ = end + APART;
+        loops_ = 0, took_ = waited_ = {};
+    }
+
+    Clock::time_point apart_until_{};
+    Clock::duration took_{}, waited_{};
+    int loops_ = 0;
+};
 
 }  // namespace
 
 int num_threads() { return most_threads ? most_threads() : 1; }
 
-void run_on_threads(void (*body)(void*), void* data, int threads) { region(body, data, unsigned(threads), 0); }
+void run_on_threads(void (*body)(void*), void* data, int threads) {
+    static thread_local Caller caller;
+    caller.run(body, data, threads);
+}
 
 }  // namespace batchgen
 

@@ -1,7 +1,9 @@
 """The native library: that it is built and chosen, how a step is cut into tasks, and that threads change no answer."""
 
 import logging
+import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -54,6 +56,27 @@ def test_torch_sets_the_threads() -> None:
             assert opened.batchgen_num_threads() == threads
     finally:
         torch.set_num_threads(before)
+
+
+def test_callers_at_the_same_time_do_not_disturb_each_other() -> None:
+    kernels = tables.NativeKernels(library.available()[0])
+    inputs = [torch.randn(300 + index, 512) for index in range(4)]
+    expected = [kernels.rms_norm(x, torch.ones(512), 1e-5) for x in inputs]
+    with ThreadPoolExecutor(len(inputs)) as pool:
+        for _ in range(50):
+            found = list(pool.map(lambda x: kernels.rms_norm(x, torch.ones(512), 1e-5), inputs))
+            assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_child_has_threads_of_its_own() -> None:
+    kernels = tables.NativeKernels(library.available()[0])
+    x, weight = torch.randn(300, 512), torch.ones(512)
+    expected = kernels.rms_norm(x, weight, 1e-5)
+    child = os.fork()
+    if child == 0:  # compared by numpy: torch's own threads would be waited for in vain here
+        os._exit(0 if np.array_equal(kernels.rms_norm(x, weight, 1e-5).numpy(), expected.numpy()) else 1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_without_a_runtime_the_calling_thread_does_it_all() -> None:
