@@ -127,7 +127,7 @@ class Recording:
 def _layouts(recorded: Batch, batch: Batch) -> Iterator[tuple[Any, Any]]:
     """What the attention kernels have laid out for each geometry of heads, then and now."""
     for geometry, layout in recorded.attention.layouts.items():
-        yield layout, batch.attention.layout(geometry.num_heads, geometry.num_kv_heads)
+        yield layout, batch.attention.laid_out(geometry)
 
 
 def static_batch(batch: Batch, size: int, scrap: int) -> Batch:

@@ -3,12 +3,12 @@
 Knows tensors and launches. What is launched, and where it reads, depends on the rounded sizes of a layout alone, never
 on the values in it.
 
-A CUDA graph is captured around `attention` after one run with the same plan. To replay it for another step, where
-`layout(...)` stands for `plan.layout(num_heads, pages, dtype)` with the pages of any layer:
+A CUDA graph is captured around `attention` after one run with the same plan. To replay it for another step:
 
-    made = new_plan.layout(...)                          on the host, no copy
-    if held_plan.layout(...).sizes.holds(made.sizes):    `sizes` is hashable; equal sizes always fit
-        held_plan.layout(...).refill(made)               on the graph's stream, before the replay
+    for geometry, held in held_plan.layouts.items():
+        made = new_plan.laid_out(geometry)               on the host, no copy
+        if held.sizes.holds(made.tasks.sizes):           `sizes` is hashable; equal sizes always fit
+            held.refill(made)                            on the graph's stream, before the replay
 
 One copy from pinned memory; no address and no grid changes. Rows of query behind the last one of the items come out
 with anything in them.
@@ -67,7 +67,10 @@ class GpuPlan:
     def layout(self, num_heads: int, pages: LayerPages, dtype: torch.dtype) -> Layout:
         """For queries of this dtype over such pages. Raises ValueError when a query is in no item."""
         rows = wide_rows(pages, dtype, self.chip)
-        geometry = Geometry(num_heads, pages.num_kv_heads, self.block_size, self.chip.multiprocessors, rows)
+        return self.laid_out(Geometry(num_heads, pages.num_kv_heads, self.block_size, self.chip.multiprocessors, rows))
+
+    def laid_out(self, geometry: Geometry) -> Layout:
+        """The same for a geometry that another plan has a layout for."""
         if geometry not in self.layouts:
             tasks = make_tasks(self.items, geometry)
             self.layouts[geometry] = Layout(geometry, tasks, tasks.sizes.rounded())

@@ -45,8 +45,8 @@ class Plan:
     block_size: int
     layouts: dict[Geometry, Layout] = field(default_factory=dict)
 
-    def layout(self, num_heads: int, num_kv_heads: int) -> Layout:
-        return self.layouts.setdefault(Geometry(num_heads, num_kv_heads), Layout(self.items))
+    def laid_out(self, geometry: Geometry) -> Layout:
+        return self.layouts.setdefault(geometry, Layout(self.items))
 
 
 class RefillableKernels(ReferenceKernels):
@@ -56,7 +56,7 @@ class RefillableKernels(ReferenceKernels):
         return Plan(items, block_size)
 
     def attention(self, query, pages, plan, masking):
-        items = plan.layout(query.shape[1], pages.num_kv_heads).items
+        items = plan.laid_out(Geometry(query.shape[1], pages.num_kv_heads)).items
         out = torch.full_like(query, torch.nan)
         count = len(items.positions)
         inner = plan_attention(items, plan.block_size)

@@ -1,0 +1,38 @@
+"""The engine on the Triton kernels, in the interpreter: the reference's tokens in every family, format and KV type.
+
+One step ahead and with recorded steps, so that attention plans are refilled in place as captured graphs need them.
+"""
+
+import pytest
+from interpreted_engine import CACHES, NATIVE, PLAIN, QUANTISED, TRITON, answers, plan
+
+pytestmark = pytest.mark.slow
+
+EXACT = [one for one in plan() if one[1:] == NATIVE]
+
+
+@pytest.mark.parametrize(("family", "weights", "kv_cache"), EXACT)
+def test_every_family_in_float32_gives_the_reference_s_tokens(family, weights, kv_cache):
+    here, there = (answers()[family, weights, kv_cache, table] for table in (TRITON, PLAIN))
+    assert here.tokens == there.tokens
+    for mine, theirs in zip(here.logprobs, there.logprobs, strict=True):
+        assert mine == pytest.approx(theirs, abs=2e-3)
+    assert here.recorded > 0
+
+
+@pytest.mark.parametrize(("weights", "kv_cache"), CACHES)
+def test_every_kv_type_reads_what_it_wrote(weights, kv_cache):
+    here, there = (answers()["llama3", weights, kv_cache, table] for table in (TRITON, PLAIN))
+    assert here.tokens == there.tokens
+    for mine, theirs in zip(here.logprobs, there.logprobs, strict=True):
+        assert mine == pytest.approx(theirs, abs=2e-3)
+
+
+@pytest.mark.parametrize(("weights", "kv_cache"), QUANTISED)
+def test_every_weight_format_is_as_near_to_float32_as_the_reference(weights, kv_cache):
+    exact = answers()["llama3", *NATIVE, PLAIN].logprobs
+    far = {}
+    for table in (TRITON, PLAIN):
+        found = answers()["llama3", weights, kv_cache, table].logprobs
+        far[table] = sum(abs(one[0] - true[0]) for one, true in zip(found, exact, strict=True)) / len(exact)
+    assert far[TRITON] <= 2 * far[PLAIN] + 0.05
