@@ -22,6 +22,8 @@ from .linear_int8 import Int8Weight
 from .linear_int8 import gpu as gpu_int8
 from .rms_norm import gpu as gpu_rms_norm
 from .rounding import Rounding
+from .sampling import Filters, Penalties
+from .sampling import gpu as gpu_sampling
 from .swiglu import gpu as gpu_swiglu
 from .tables import ReferenceKernels
 from .token_mask import gpu as gpu_token_mask
@@ -45,6 +47,18 @@ class GpuKernels(ReferenceKernels):
 
     def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
         gpu_token_mask.mask(logits, rows, bits)
+
+    def finite(self, logits: Tensor) -> Tensor:
+        return gpu_sampling.finite(logits)
+
+    def penalise(self, logits: Tensor, penalties: Penalties) -> Tensor:
+        return gpu_sampling.penalise(logits, penalties)
+
+    def sample(self, logits: Tensor, filters: Filters) -> Tensor:
+        return gpu_sampling.sample(logits, filters)
+
+    def logprobs(self, logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
+        return gpu_sampling.logprobs(logits, tokens, top)
 
     def rounding(self, weight: Int8Weight | Int4Weight | Fp8Weight) -> Rounding:
         if isinstance(weight, Fp8Weight):

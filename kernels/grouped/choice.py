@@ -93,7 +93,7 @@ class Choices:
         """A split in as many parts as keep every multiprocessor busy; one part is tiles."""
         if choice.path != "split":
             return choice
-        tiles = -(-tokens // choice.tokens) * -(-outputs // choice.outputs)
+        tiles = max(1, -(-tokens // choice.tokens) * -(-outputs // choice.outputs))
         steps = -(-inputs // step)
         wanted = self.chip.multiprocessors * PROGRAMS_PER_MULTIPROCESSOR // tiles
         splits = max(1, min(wanted, steps // LEAST_STEPS, LARGEST_SPLIT))

@@ -6,6 +6,8 @@ from compiled import CAPABILITIES, SHARED_LIMIT, compile_launch
 
 from batchgen.kernels.launch import Launch
 from batchgen.kernels.rms_norm import gpu as rms_norm
+from batchgen.kernels.sampling import Filters, Penalties
+from batchgen.kernels.sampling import gpu as sampling
 from batchgen.kernels.swiglu import gpu as swiglu
 from batchgen.kernels.token_mask import gpu as token_mask
 
@@ -26,9 +28,32 @@ ELEMENTWISE = {
     "add_rms_norm": _norm(add=True),
     "swiglu": swiglu.plan(empty(512, 28672), empty(512, 14336)),
 }
-MASK = token_mask.plan(
-    empty(512, 128256, dtype=torch.float32), empty(512, dtype=torch.int64), empty(512, 4008, dtype=torch.int32)
-)
+ROWS, VOCABULARY = 512, 128256
+
+
+def floats(*shape: int) -> torch.Tensor:
+    return empty(*shape, dtype=torch.float32)
+
+
+def whole(*shape: int) -> torch.Tensor:
+    return empty(*shape, dtype=torch.int64)
+
+
+def _sampling() -> dict[str, Launch]:
+    logits, by_row, tokens = floats(ROWS, VOCABULARY), floats(ROWS), whole(ROWS)
+    penalties = Penalties(whole(99), whole(99), floats(99), by_row, by_row, by_row)
+    launches = [
+        *sampling.plan_sample(logits, Filters(by_row, tokens, by_row, by_row, whole(ROWS, 2)), tokens),
+        *sampling.plan_logprobs(logits, tokens, by_row, floats(ROWS, 5), whole(ROWS, 5))[1:],
+        sampling.plan_finite(logits, empty(ROWS, dtype=torch.bool)),
+        sampling.plan_penalties(logits, penalties),
+        token_mask.plan(logits, tokens, empty(ROWS, VOCABULARY // 32, dtype=torch.int32)),
+    ]
+    return {launch.kernel.fn.__name__: launch for launch in launches}
+
+
+SAMPLING = _sampling()
+WHOLE_ROWS = {"draw_from_all", "gather_candidates", "check_finite"}
 
 
 @each_capability
@@ -41,5 +66,9 @@ def test_rows_are_read_many_bytes_a_thread(name: str, capability: int) -> None:
 
 
 @each_capability
-def test_the_mask_spills_nothing(capability: int) -> None:
-    assert compile_launch(MASK, capability).stack == 0
+@pytest.mark.parametrize("name", SAMPLING)
+def test_sampling_spills_nothing(name: str, capability: int) -> None:
+    program = compile_launch(SAMPLING[name], capability)
+    assert program.stack == 0
+    assert program.shared <= SHARED_LIMIT[capability]
+    assert name not in WHOLE_ROWS or program.wide_loads() > 0

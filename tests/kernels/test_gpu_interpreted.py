@@ -2,6 +2,7 @@
 
 import pytest
 from interpreted import outcomes, plan
+from interpreted_checks import CHECKS
 
 
 @pytest.mark.parametrize(("op", "case", "dtype"), plan())
@@ -9,3 +10,8 @@ def test_case(op: str, case: str, dtype: str) -> None:
     outcome = outcomes()[op, case, dtype]
     assert not outcome.error
     assert outcome.off <= 1
+
+
+@pytest.mark.parametrize("name", [check.__name__ for check in CHECKS])
+def test_check(name: str) -> None:
+    assert not outcomes()["check", name, ""].error

@@ -10,7 +10,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -76,6 +77,7 @@ def _wanted(op: object, dtype: str) -> bool:
 
 def _run() -> Iterator[Outcome]:
     import torch
+    from interpreted_checks import CHECKS
 
     from batchgen.kernels.cases import GPU, OPS
     from batchgen.kernels.chip import Chip
@@ -86,6 +88,17 @@ def _run() -> Iterator[Outcome]:
         if (op.name, case.name, dtype) in wanted:
             off, problem = _outcome(kernels, op, case, getattr(torch, dtype))
             yield Outcome(op.name, case.name, dtype, off, problem)
+    for check in CHECKS:
+        yield Outcome("check", check.__name__, "", 0.0, _problem(lambda check=check: check(kernels)))  # type: ignore[misc]
+
+
+def _problem(call: Callable[[], object]) -> str:
+    """What was raised, if anything, and where."""
+    try:
+        call()
+    except Exception:
+        return traceback.format_exc()[-1500:]
+    return ""
 
 
 def _outcome(kernels: object, op: object, case: object, dtype: object) -> tuple[float, str]:
