@@ -19,7 +19,6 @@ struct Weight {
 
     int64_t pairs() const { return (inputs + 1) / 2; }
     int64_t stretches() const { return (pairs() + STRETCH - 1) / STRETCH; }  // at least, however groups cut them
-    int64_t panels() const { return num_panels(outputs); }
 };
 
 struct ForActivations;
@@ -179,28 +178,27 @@ void work(const Weight& weight, const uint16_t* x, const Call& call, const Task&
     all_tiles(static_cast<const uint16_t*>(numbers));
 }
 
-// The activations as bfloat16, an even number of inputs, what is missing zero.
+// Activations as bfloat16, an even number of inputs, what is missing zero.
 template <class In>
-void round_all(const Weight& weight, const Call& call, bfloat16* to) {
+void round_rows(const Weight& weight, const Call& call, bfloat16* to, int64_t token, int64_t end) {
     const int64_t inputs = weight.inputs, stride = weight.pairs() * 2;
-    parallel_parts(call.tokens, 1 + 65536 / inputs, [&](int64_t begin, int64_t end) {
-        for (int64_t token = begin; token < end; ++token) {
-            const In* x = static_cast<const In*>(call.x) + token * call.x_stride;
-            bfloat16* row = to + token * stride;
-            row[stride - 1] = {0};
-            int64_t i = 0;
-            for (; i + WIDTH <= inputs; i += WIDTH) store(row + i, load(x + i));
-            if (i < inputs) store_part(row + i, load_part(x + i, int(inputs - i)), int(inputs - i));
-        }
-    });
+    for (; token < end; ++token) {
+        const In* x = static_cast<const In*>(call.x) + token * call.x_stride;
+        bfloat16* row = to + token * stride;
+        row[stride - 1] = {0};
+        int64_t i = 0;
+        for (; i + WIDTH <= inputs; i += WIDTH) store(row + i, load(x + i));
+        if (i < inputs) store_part(row + i, load_part(x + i, int(inputs - i)), int(inputs - i));
+    }
 }
 
 void multiply(const Weight& weight, const Call& call) {
-    uint16_t* x = reinterpret_cast<uint16_t*>(room<ForActivations>(call.tokens * weight.pairs() * 4));
-    bfloat16* rounded = reinterpret_cast<bfloat16*>(x);
-    call.x_bfloat16 ? round_all<bfloat16>(weight, call, rounded) : round_all<float>(weight, call, rounded);
-    const int64_t products = call.tokens * weight.inputs * weight.outputs;
-    each_task(weight.panels(), call.tokens, BLOCK_TOKENS, products, [&](auto panels, const Task& task) {
+    char* space = room<ForActivations>(call.tokens * weight.pairs() * 4);
+    bfloat16* rounded = reinterpret_cast<bfloat16*>(space);
+    const uint16_t* x = reinterpret_cast<const uint16_t*>(space);
+    const auto round = call.x_bfloat16 ? round_rows<bfloat16> : round_rows<float>;
+    const auto prepare = [&](int64_t token, int64_t end) { round(weight, call, rounded, token, end); };
+    each_task({weight.outputs, weight.inputs}, call.tokens, BLOCK_TOKENS, prepare, [&](auto panels, const Task& task) {
         constexpr int P = decltype(panels)::value;
         call.out_bfloat16 ? work<P, bfloat16>(weight, x, call, task) : work<P, float>(weight, x, call, task);
     });

@@ -4,29 +4,47 @@
 
 #include <atomic>
 #include <cstdint>
+#include <thread>
 
 namespace batchgen {
+
+constexpr int PATIENCE = 4096;  // looks at what others still do before the processor is left to them
 
 int num_threads();
 void run_on_threads(void (*body)(void*), void* data, int threads);
 
+// Parts of `count` for the threads there are, none of them much smaller than `least`; one at least.
+inline int64_t num_parts(int64_t count, int64_t least) {
+    const int64_t most = count / (least > 1 ? least : 1);
+    return most < 1 ? 1 : (most < num_threads() ? most : num_threads());
+}
+
+// prepare(begin, end) over equal parts of 0 .. items, none much smaller than `least`. When all of them are done,
 // body(index, following) for every index below count; `following` is what the same thread does next, count or more if
-// nothing. Whoever is free takes the next, so the dearest should come first.
-template <class Body>
-void parallel_ahead(int64_t count, const Body& body) {
+// nothing. Whoever is free takes the next, so the dearest should come first. The threads are woken once.
+template <class Prepare, class Body>
+void parallel_prepared(int64_t items, int64_t least, const Prepare& prepare, int64_t count, const Body& body) {
     const int threads = int(count < num_threads() ? count : num_threads());
     if (threads <= 1) {
+        prepare(0, items);
         for (int64_t index = 0; index < count; ++index) body(index, index + 1);
         return;
     }
     struct Job {
+        const Prepare* prepare;
         const Body* body;
-        int64_t count;
-        std::atomic<int64_t> next{0};
-    } job{&body, count};
+        int64_t items, parts, count;
+        std::atomic<int64_t> next_part{0}, parts_done{0}, next{0};
+    } job{&prepare, &body, items, num_parts(items, least), count};
     run_on_threads(
         [](void* data) {
             Job& job = *static_cast<Job*>(data);
+            for (int64_t part; (part = job.next_part.fetch_add(1, std::memory_order_relaxed)) < job.parts;) {
+                (*job.prepare)(job.items * part / job.parts, job.items * (part + 1) / job.parts);
+                job.parts_done.fetch_add(1, std::memory_order_release);
+            }
+            for (int turns = 0; job.parts_done.load(std::memory_order_acquire) < job.parts; ++turns)
+                if (turns >= PATIENCE) std::this_thread::yield();
             int64_t index = job.next.fetch_add(1, std::memory_order_relaxed);
             while (index < job.count) {
                 const int64_t following = job.next.fetch_add(1, std::memory_order_relaxed);
@@ -35,6 +53,12 @@ void parallel_ahead(int64_t count, const Body& body) {
             }
         },
         &job, threads);
+}
+
+// The same with nothing to prepare.
+template <class Body>
+void parallel_ahead(int64_t count, const Body& body) {
+    parallel_prepared(0, 1, [](int64_t, int64_t) {}, count, body);
 }
 
 // body(index) for every index below count.
@@ -46,8 +70,7 @@ void parallel(int64_t count, const Body& body) {
 // body(begin, end) over equal parts of 0 .. count, none of them much smaller than `least`.
 template <class Body>
 void parallel_parts(int64_t count, int64_t least, const Body& body) {
-    const int64_t most = count / (least > 1 ? least : 1);
-    const int64_t parts = most < 1 ? 1 : (most < num_threads() ? most : num_threads());
+    const int64_t parts = num_parts(count, least);
     parallel(parts, [&](int64_t part) { body(count * part / parts, count * (part + 1) / parts); });
 }
 

@@ -11,7 +11,6 @@ namespace {
 
 constexpr float SMALLEST = 7.8886090522101181e-31f;  // 2^-100; segments that stay below are zero
 constexpr int32_t SIZE_BITS = 0x7fffffff, INFINITE = 0x7f800000;
-constexpr int64_t LEAST_NUMBERS = 1 << 17;  // of one thread
 
 // Where the codes and numbers of segments go that lie one behind the other.
 struct Rounded {
@@ -147,15 +146,6 @@ void quantise(const Weight& weight, const Call& call, const Activations& to, int
         for (int64_t row = token; row < token + step; ++row)
             add_groups(weight, to.values + row * segments, to.sums + row * weight.groups);
     }
-}
-
-// Every token of a batch.
-inline Activations quantise_all(const Weight& weight, const Call& call) {
-    const Activations to = make_activations(weight, call.tokens);
-    const auto run = call.x_bfloat16 ? quantise<bfloat16> : quantise<float>;
-    parallel_parts(call.tokens, 1 + LEAST_NUMBERS / weight.inputs,
-                   [&](int64_t begin, int64_t end) { run(weight, call, to, begin, end); });
-    return to;
 }
 
 }  // namespace

@@ -227,9 +227,10 @@ void work(const Weight& weight, const Activations& x, const Call& call, const Ta
 }
 
 void multiply(const Weight& weight, const Call& call) {
-    const Activations x = quantise_all(weight, call);
-    const int64_t products = call.tokens * weight.inputs * weight.outputs;
-    each_task(weight.panels(), call.tokens, BLOCK_TOKENS, products, [&](auto panels, const Task& task) {
+    const Activations x = make_activations(weight, call.tokens);
+    const auto round = call.x_bfloat16 ? quantise<bfloat16> : quantise<float>;
+    const auto prepare = [&](int64_t token, int64_t end) { round(weight, call, x, token, end); };
+    each_task({weight.outputs, weight.inputs}, call.tokens, BLOCK_TOKENS, prepare, [&](auto panels, const Task& task) {
         constexpr int P = decltype(panels)::value;
         call.out_bfloat16 ? work<P, bfloat16>(weight, x, call, task) : work<P, float>(weight, x, call, task);
     });

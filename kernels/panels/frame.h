@@ -13,6 +13,7 @@ namespace batchgen {
 constexpr int OUTPUTS = 16;  // of a panel
 constexpr int PARTS = OUTPUTS / WIDTH;
 constexpr int64_t LEAST_PARALLEL = 1 << 18;  // products below which waking the threads costs more than it gains
+constexpr int64_t LEAST_NUMBERS = 1 << 13;   // of the batch that a thread prepares
 
 #if defined(__AVX512F__)
 constexpr int TILE_TOKENS = 6, TILE_PANELS = 2;
@@ -63,16 +64,20 @@ void each_tile(int64_t token, int64_t end, const Body& body) {
 
 inline int64_t num_tiles(int64_t tokens) { return (tokens + TILE_TOKENS - 1) / TILE_TOKENS; }
 
+struct Shape {
+    int64_t outputs, inputs;
+};
+
 // A block of tokens times the panels from `panel` on. The same thread comes to `num_next` panels from `next` on
 // afterwards.
 struct Task {
     int64_t panel, next, num_next, token, end;
 };
 
-// body(Count<P>, task) for every block of tokens and every P panels; few `products` in all are not worth waking threads.
-template <class Body>
-void each_task(int64_t panels, int64_t tokens, int64_t block_tokens, int64_t products, const Body& body) {
-    const int64_t columns = (panels + TILE_PANELS - 1) / TILE_PANELS;
+// prepare(token, end) for all tokens, then body(Count<P>, task) for every block of tokens and every P panels.
+template <class Prepare, class Body>
+void each_task(const Shape& shape, int64_t tokens, int64_t block_tokens, const Prepare& prepare, const Body& body) {
+    const int64_t panels = num_panels(shape.outputs), columns = (panels + TILE_PANELS - 1) / TILE_PANELS;
     const int64_t tasks = columns * ((tokens + block_tokens - 1) / block_tokens);
     const auto one = [&](int64_t task, int64_t following) {
         const int64_t panel = task % columns * TILE_PANELS, next = following % columns * TILE_PANELS;
@@ -81,10 +86,10 @@ void each_task(int64_t panels, int64_t tokens, int64_t block_tokens, int64_t pro
         const Task made{panel, next, num_next, token, end};
         panels - panel < TILE_PANELS ? body(Count<1>(), made) : body(Count<TILE_PANELS>(), made);
     };
-    if (products < LEAST_PARALLEL)
-        for (int64_t task = 0; task < tasks; ++task) one(task, task + 1);
-    else
-        parallel_ahead(tasks, one);
+    if (tokens * shape.inputs * shape.outputs >= LEAST_PARALLEL)
+        return parallel_prepared(tokens, LEAST_NUMBERS / shape.inputs, prepare, tasks, one);
+    prepare(0, tokens);
+    for (int64_t task = 0; task < tasks; ++task) one(task, task + 1);
 }
 
 template <class Out>

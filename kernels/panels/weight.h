@@ -21,7 +21,6 @@ struct Weight {
     int64_t segments() const { return (inputs + segment - 1) / segment; }
     int64_t segments_per_group() const { return groups == 1 ? segments() : group / segment; }
     bool one_to_one() const { return groups == segments(); }  // segments are groups
-    int64_t panels() const { return num_panels(outputs); }
     int64_t pairs() const { return (quads() + 1) / 2; }
     int64_t panel_bytes() const { return (bits == 8 ? quads() : pairs()) * 4 * OUTPUTS; }
     int64_t scale_bytes() const { return groups * OUTPUTS * (halves ? 2 : 4); }  // of a panel

@@ -8,6 +8,8 @@
 namespace batchgen {
 namespace {
 
+constexpr int CHAINS = 4;  // of sums that do not wait for one another
+
 // What a row is made of: itself.
 template <class T>
 struct Row {
@@ -37,14 +39,15 @@ struct SumRow {
 
 template <class T, class Source>
 void norm_row(const Source& row, const T* weight, float epsilon, int64_t width, T* out) {
-    Vec squares[2] = {};
+    Vec squares[CHAINS] = {};
     int64_t at = 0;
-    for (; at + 2 * WIDTH <= width; at += 2 * WIDTH) {
-        const Vec a = row.take(at), b = row.take(at + WIDTH);
-        squares[0] = fma(a, a, squares[0]), squares[1] = fma(b, b, squares[1]);
-    }
-    double total = 0;  // a row has one: exact costs nothing
-    for (int lane = 0; lane < WIDTH; ++lane) total += double(squares[0][lane]) + double(squares[1][lane]);
+    for (; at + CHAINS * WIDTH <= width; at += CHAINS * WIDTH)
+#pragma GCC unroll 4
+        for (int chain = 0; chain < CHAINS; ++chain) {
+            const Vec v = row.take(at + chain * WIDTH);
+            squares[chain] = fma(v, v, squares[chain]);
+        }
+    double total = sum((squares[0] + squares[1]) + (squares[2] + squares[3]));
     for (; at < width; at += WIDTH) {
         const Vec v = row.take_part(at, int(std::min<int64_t>(width - at, WIDTH)));
         for (int lane = 0; lane < WIDTH; ++lane) total += double(v[lane]) * v[lane];
@@ -99,7 +102,8 @@ BATCHGEN_EXPORT void batchgen_add_rms_norm(void* residual, const void* x, const 
     using namespace batchgen;
     if (is_bfloat16)
         add_norm(static_cast<bfloat16*>(residual), static_cast<const bfloat16*>(x),
-                 static_cast<const bfloat16*>(weight), static_cast<bfloat16*>(out), rows, width, stride, float(epsilon));
+                 static_cast<const bfloat16*>(weight), static_cast<bfloat16*>(out), rows, width, stride,
+                 float(epsilon));
     else
         add_norm(static_cast<float*>(residual), static_cast<const float*>(x), static_cast<const float*>(weight),
                  static_cast<float*>(out), rows, width, stride, float(epsilon));
