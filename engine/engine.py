@@ -198,11 +198,12 @@ class Engine:
             raise RuntimeError("this engine is in the middle of another run; finish or close that one first")
         self._running = True
         self._interrupted.clear()
-        self._runner.failures = 0
+        self._runner.reset()
         try:
             self.statistics = Statistics(kv_blocks_total=self._num_blocks)
             yield from self._steps(self._intake(requests))
         finally:
+            self._runner.reset()
             self._running = False
 
     def _intake(self, requests: Iterable[Request]) -> Intake:

@@ -19,6 +19,10 @@ class Link(Protocol):
 
     device: torch.device
 
+    def bind(self) -> None:
+        """Makes the device the current one of this thread, which launches go to."""
+        ...
+
     def to_device(self, values: NDArray[np.generic]) -> Tensor: ...
 
     def to_host(self, tensors: tuple[Tensor, ...]) -> Fetched:
@@ -30,6 +34,9 @@ class SameMemory:
     """The device is the host."""
 
     device = torch.device("cpu")
+
+    def bind(self) -> None:
+        return None
 
     def to_device(self, values: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values))
@@ -43,6 +50,9 @@ class CudaLink:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+
+    def bind(self) -> None:
+        torch.cuda.set_device(self.device)
 
     def to_device(self, values: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).pin_memory().to(self.device, non_blocking=True)

@@ -81,6 +81,11 @@ class Runner:
     failures: int = 0  # rows that raised since one last went through
     latest: list[Part] = field(default_factory=list)  # of the step launched last
 
+    def reset(self) -> None:
+        """A run begins, or is over: nothing of another one is kept."""
+        self.sampler.link.bind()
+        self.failures, self.latest = 0, []
+
     @property
     def device(self) -> torch.device:
         return self.sampler.link.device

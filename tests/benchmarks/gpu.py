@@ -9,6 +9,8 @@ import argparse
 import platform
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,29 +31,42 @@ from batchgen.engine import Engine  # noqa: E402
 from batchgen.engine.device import resolve_device  # noqa: E402
 
 PARTS = {"checks": 0.22, "kernels": 0.14, "generation": 0.64}  # shares of the time
-FORMATS = (("native", "auto"), ("fp8", "fp8"), ("int4", "fp8"))  # weights, KV cache
+FORMATS = (("native", "bfloat16"), ("fp8", "fp8"), ("int4", "fp8"))  # weights, KV cache
 
 
 def generation(results: Results, device: torch.device, limits: Limits, seconds: float, smoke: bool) -> None:
     """The formats one after the other, each with an equal part of the time; then a real model, where there is one."""
     config, sizes = (SMALL, SMOKE) if smoke else (LLAMA_8B, Sizes())
-    settings = {"memory": "8MiB"} if smoke else {"memory": 0.95, "max_sequences": 1024}
+    settings = {"memory": "8MiB"} if smoke else {"memory": 0.95}
     models = sorted((ROOT / "models").glob("*.gguf"))
     shares = len(FORMATS) + len(models) / 4
-    for weights, kv in FORMATS:
-        budget = Budget.of(results, "generation", seconds / shares)
-        chosen = {**settings, "kv_cache": kv}
-        engine = random_engine(config, weights, device, torch.bfloat16, **chosen)
-        name = f"8B {weights}, KV {engine.resolved['kv_cache']}"
-        run_workloads(budget, name, engine, Roofline(engine, limits, weights), sizes)
-        del engine
-        free(device)
+    made = [
+        (
+            f"8B {weights}, KV {kv}",
+            weights,
+            partial(random_engine, config, weights, device, torch.bfloat16, kv_cache=kv),
+        )
+        for weights, kv in FORMATS
+    ]
     for path in [] if smoke else models:
-        budget = Budget.of(results, "generation", seconds / shares / 4)
-        engine = Engine.load(str(path), device=str(device), weights="native", speculation="off", memory=0.9)
-        run_workloads(budget, path.stem, engine, Roofline(engine, limits, "native"), sizes)
-        del engine
+        load = partial(Engine.load, str(path), device=str(device), weights="native", speculation="off")
+        made.append((path.stem, "native", load))
+    for number, (name, weights, make) in enumerate(made):
+        share = seconds / shares * (1 if number < len(FORMATS) else 0.25)
+        _one_model(Budget.of(results, "generation", share), name, partial(make, **settings), weights, limits, sizes)
         free(device)
+
+
+def _one_model(
+    budget: Budget, name: str, make: Callable[[], Engine], weights: str, limits: Limits, sizes: Sizes
+) -> None:
+    """A model that cannot be made is a result too, and the next one has its turn."""
+    try:
+        engine = make()
+    except Exception as error:
+        budget.results.add(budget.part, f"{name}: engine", ok=False, error=f"{type(error).__name__}: {error}"[:300])
+        return
+    run_workloads(budget, name, engine, Roofline(engine, limits, weights), sizes)
 
 
 def describe(device: torch.device) -> dict[str, str]:
