@@ -30,7 +30,8 @@ class KVShape:
 class KVPages:
     """Keys and values of every layer in one format: codes in one allocation, their scales in another.
 
-    Host memory is zeroed by the system when a page is first touched, so blocks that are never used cost nothing.
+    On the host all that belongs to a block lies side by side. The system hands out memory in pieces of up to 2 MiB and
+    zeroes them when they are first touched, so blocks that are never used cost nothing. On a device layers lie apart.
     """
 
     def __init__(self, shape: KVShape, num_blocks: int, block_size: int, device: torch.device) -> None:
@@ -58,9 +59,12 @@ class KVPages:
 
 
 def _zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros of [layers, 2, K, N, B, width]."""
     if device.type != "cpu" or not math.prod(sizes):
         return torch.zeros(sizes, dtype=dtype, device=device)
     size = math.prod(sizes) * dtype.itemsize
     memory = torch.from_numpy(np.zeros(size + ALIGNMENT, dtype=np.uint8))
     start = -memory.data_ptr() % ALIGNMENT
-    return memory[start : start + size].view(dtype).view(sizes)
+    layers, sides, heads, blocks, *vectors = sizes
+    by_block = memory[start : start + size].view(dtype).view(blocks, layers, sides, heads, *vectors)
+    return by_block.permute(1, 2, 3, 0, 4, 5)

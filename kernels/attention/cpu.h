@@ -29,7 +29,7 @@ struct Plan {
     int64_t num_tasks, num_merged, num_partials, block_size;
 };
 
-// The keys or the values of a layer: rows of codes and of scales, [kv head, slot].
+// The keys or the values of a layer: rows of codes and of scales.
 struct Stored {
     const char* codes;
     const float* scales;
@@ -41,7 +41,8 @@ struct Call {
     void* out;
     Stored keys, values;
     int64_t query_stride, query_head_stride;  // elements
-    int64_t num_heads, num_kv_heads, head_dim, num_slots;
+    int64_t num_heads, num_kv_heads, head_dim;
+    int64_t head_step, block_step;  // rows from head to head and from block to block
     int64_t query_bfloat16, turned;  // turned: keys are, so the query has to be
     int64_t window;  // keys seen, 0: all
     double scale, softcap;  // softcap 0: none
@@ -110,14 +111,14 @@ struct Target {
     static int64_t clamp(int64_t x, int64_t most) { return x < 0 ? 0 : (x < most ? x : most); }
 };
 
-// The slots of keys first .. first + count of a task, counted over the slots of all heads.
+// The rows of keys first .. first + count of a task in what is stored.
 inline void locate(const Plan& plan, const Call& call, const Task& task, int kv_head, int64_t first, int64_t count,
                    int64_t* slots) {
-    const int64_t head = kv_head * call.num_slots;
+    const int64_t head = kv_head * call.head_step;
     const int64_t* block = plan.blocks + task.first_block + first / plan.block_size;
     int64_t offset = first % plan.block_size;
     for (int64_t* end = slots + count; slots < end; offset = 0, ++block) {
-        const int64_t slot = head + *block * plan.block_size + offset;
+        const int64_t slot = head + *block * call.block_step + offset;
         const int64_t run = plan.block_size - offset < end - slots ? plan.block_size - offset : end - slots;
         for (int64_t key = 0; key < run; ++key) *slots++ = slot + key;
     }

@@ -34,7 +34,7 @@ class _Call(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("query", "out")),
         *((name, _Stored) for name in ("keys", "values")),
         *((name, ctypes.c_int64) for name in ("query_stride", "query_head_stride")),
-        *((name, ctypes.c_int64) for name in ("num_heads", "num_kv_heads", "head_dim", "num_slots")),
+        *((name, ctypes.c_int64) for name in ("num_heads", "num_kv_heads", "head_dim", "head_step", "block_step")),
         *((name, ctypes.c_int64) for name in ("query_bfloat16", "turned", "window")),
         *((name, ctypes.c_double) for name in ("scale", "softcap")),
     )
@@ -87,7 +87,7 @@ def attention(library: Any, query: Tensor, pages: LayerPages, plan: NativePlan, 
     call = _Call(
         *(query.data_ptr(), out.data_ptr(), _stored(pages.keys), _stored(pages.values)),
         *(query.stride(0), query.stride(1)),
-        *(num_heads, num_kv_heads, head_dim, pages.num_blocks * pages.block_size),
+        *(num_heads, num_kv_heads, head_dim, pages.head_step, pages.block_step),
         *(query.dtype == torch.bfloat16, pages.keys.format.turned, masking.window or 0),
         *(masking.scale, masking.softcap or 0.0),
     )

@@ -26,7 +26,8 @@ class Batch:
 
     shape: tuple[int, int, int]  # G, n, m
     queries: Tensor  # [K * G * n] rows of the head-major queries [K * T, g * D]
-    blocks: Tensor  # [K * G * m / B] rows of the flattened pages [K * N, B * D]
+    heads: Tensor  # [K * G * m / B] the heads of the blocks to read
+    blocks: Tensor  # [K * G * m / B] the blocks
     stale: Tensor  # rows of the gathered keys [K * G * m, D] that hold no key
     bias: Tensor | None  # [G, n, 1, m] float32, 0 or HIDDEN
     first_row: int  # of this batch's partial results, [K * G * n] rows
@@ -63,13 +64,12 @@ class AttentionPlan:
 
     items: AttentionItems
     block_size: int
-    layouts: dict[tuple[Geometry, int], Layout] = field(default_factory=dict)
+    layouts: dict[Geometry, Layout] = field(default_factory=dict)
 
-    def layout(self, geometry: Geometry, num_blocks: int) -> Layout:
-        key = (geometry, num_blocks)
-        if key not in self.layouts:
-            self.layouts[key] = _make_layout(self.items, geometry, num_blocks)
-        return self.layouts[key]
+    def layout(self, geometry: Geometry) -> Layout:
+        if geometry not in self.layouts:
+            self.layouts[geometry] = _make_layout(self.items, geometry)
+        return self.layouts[geometry]
 
 
 def plan_attention(items: AttentionItems, block_size: int) -> AttentionPlan:
@@ -82,11 +82,11 @@ def attention(query: Tensor, pages: LayerPages, plan: AttentionPlan, masking: Ma
     num_tokens, num_heads, head_dim = query.shape
     if num_tokens == 0:
         return torch.empty_like(query)
-    num_kv_heads, num_blocks = pages.num_kv_heads, pages.num_blocks
+    num_kv_heads = pages.num_kv_heads
     if pages.keys.format.turned:
         query = turn(query.float()).to(query.dtype)
     geometry = Geometry(num_heads, num_kv_heads, head_dim, plan.block_size, masking.window)
-    layout = plan.layout(geometry, num_blocks)
+    layout = plan.layout(geometry)
     group = num_heads // num_kv_heads
     folds = query.dtype == torch.float32 or math.frexp(masking.scale)[0] == 0.5
     rows = query.reshape(num_tokens, num_kv_heads, group * head_dim).transpose(0, 1)
@@ -123,17 +123,15 @@ def _attend(rows: Tensor, pages: LayerPages, batch: Batch, masking: Masking, par
 
 def _gather(pages: Pages, batch: Batch, dtype: torch.dtype) -> Tensor:
     """The vectors of a batch as [K * G, m, D], zero where a slot holds no key of its item."""
-    codes, scales = (_blocks(stored, batch.blocks) for stored in (pages.codes, pages.scales))
+    codes, scales = (_blocks(stored, batch) for stored in (pages.codes, pages.scales))
     rows = decode(pages.format, codes, scales, pages.head_dim).to(dtype).index_fill_(0, batch.stale, 0)
     return rows.view(-1, batch.shape[2], pages.head_dim)
 
 
-def _blocks(stored: Tensor, blocks: Tensor) -> Tensor:
-    """Blocks of codes or scales [K, N, B, x], numbered over all heads, as rows [blocks * B, x]."""
-    num_heads, num_blocks, block_size, width = stored.shape
+def _blocks(stored: Tensor, batch: Batch) -> Tensor:
+    """The batch's blocks of codes or scales [K, N, B, x] as rows [blocks * B, x]."""
     moved = stored.view(torch.int8) if stored.dtype.itemsize == 1 else stored
-    rows = moved.view(num_heads * num_blocks, block_size * width).index_select(0, blocks)
-    return rows.view(len(blocks) * block_size, width).view(stored.dtype)
+    return moved[batch.heads, batch.blocks].flatten(0, 1).view(stored.dtype)
 
 
 def _scores(query: Tensor, keys: Tensor) -> Tensor:
@@ -173,18 +171,18 @@ def _merge_one(partials: Partials, merge: Merge, query: Tensor) -> Tensor:
     return merged.to(query.dtype).view(shape)
 
 
-def _make_layout(items: AttentionItems, geometry: Geometry, num_blocks: int) -> Layout:
+def _make_layout(items: AttentionItems, geometry: Geometry) -> Layout:
     tile_batches = make_batches(items, geometry)
     batches: list[Batch] = []
     num_rows = 0
     for tiles in tile_batches:
-        batches.append(_make_batch(tiles, geometry, num_blocks, len(items.positions), num_rows))
+        batches.append(_make_batch(tiles, geometry, len(items.positions), num_rows))
         num_rows += geometry.num_kv_heads * tiles.queries.size
     merges = _make_merges(tile_batches, batches, geometry.num_kv_heads, len(items.positions))
     return Layout(tuple(batches), merges, num_rows)
 
 
-def _make_batch(tiles: TileBatch, geometry: Geometry, num_blocks: int, num_tokens: int, first_row: int) -> Batch:
+def _make_batch(tiles: TileBatch, geometry: Geometry, num_tokens: int, first_row: int) -> Batch:
     heads = np.arange(geometry.num_kv_heads)[:, None]
     shape = (*tiles.queries.shape, tiles.blocks.shape[1] * geometry.block_size)
     bias = None
@@ -193,7 +191,8 @@ def _make_batch(tiles: TileBatch, geometry: Geometry, num_blocks: int, num_token
     return Batch(
         shape=shape,
         queries=torch.from_numpy((heads * num_tokens + tiles.queries.ravel()).ravel()),
-        blocks=torch.from_numpy((heads * num_blocks + tiles.blocks.ravel()).ravel()),
+        heads=torch.from_numpy(np.repeat(heads, tiles.blocks.size)),
+        blocks=torch.from_numpy(np.tile(tiles.blocks.ravel(), geometry.num_kv_heads)),
         stale=torch.from_numpy((heads * (shape[0] * shape[2]) + tiles.stale).ravel()),
         bias=bias,
         first_row=first_row,

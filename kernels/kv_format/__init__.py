@@ -27,7 +27,7 @@ Scales are the vector's own, never a default. For every vector written:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -79,8 +79,8 @@ class Pages:
     """The keys, or the values, of one layer; physical block n holds B consecutive tokens."""
 
     format: KVFormat
-    codes: Tensor  # [K, N, B, W] contiguous
-    scales: Tensor  # [K, N, B, S] float32, contiguous
+    codes: Tensor  # [K, N, B, W], the vectors of a block and head side by side
+    scales: Tensor  # [K, N, B, S] float32, likewise
     head_dim: int
 
     @property
@@ -88,13 +88,30 @@ class Pages:
         """Bytes of the codes of one vector."""
         return self.codes.shape[3] * self.codes.itemsize
 
+    def steps(self) -> set[tuple[int, int]]:
+        """How many vectors lie from head to head and from block to block, in codes and in scales."""
+        return {_steps(stored) for stored in (self.codes, self.scales) if stored.shape[3]}
+
 
 @dataclass(frozen=True, slots=True)
 class LayerPages:
-    """What one layer has cached. The two formats may differ, the block ids serve both."""
+    """What one layer has cached. The two formats may differ, the block ids serve both.
+
+    Heads and blocks may lie any number of vectors apart, alike in all tensors (else ValueError); on a device other than
+    the host they are contiguous.
+    """
 
     keys: Pages
     values: Pages
+    head_step: int = field(init=False)  # vectors from a head's first to the next head's
+    block_step: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        steps = self.keys.steps() | self.values.steps()
+        if len(steps) > 1:
+            raise ValueError(f"pages of a layer: heads and blocks lie differently far apart: {sorted(steps)}")
+        for name, step in zip(("head_step", "block_step"), steps.pop(), strict=True):
+            object.__setattr__(self, name, step)
 
     @property
     def num_kv_heads(self) -> int:
@@ -107,6 +124,15 @@ class LayerPages:
     @property
     def block_size(self) -> int:
         return self.keys.codes.shape[2]
+
+
+def _steps(stored: Tensor) -> tuple[int, int]:
+    """Vectors from head to head and from block to block; 0 where there is no next one."""
+    heads, blocks, size, width = stored.shape
+    step_of_head, step_of_block, *inner = stored.stride()
+    if (size > 1 and inner[0] != width) or (width > 1 and inner[1] != 1):
+        raise ValueError(f"pages of a layer: vectors of a block are not side by side, strides {stored.stride()}")
+    return (step_of_head // width if heads > 1 else 0, step_of_block // width if blocks > 1 else 0)
 
 
 def turn_width(head_dim: int) -> int:

@@ -137,11 +137,11 @@ struct Heads {
     }
 };
 
-// One side of a layer's pages: [heads, slots] rows of codes and of scales.
+// One side of a layer's pages: rows of codes and of scales.
 struct Stored {
     char* codes;
     float* scales;
-    int64_t format, row_bytes, num_scales, num_slots, turned;
+    int64_t format, row_bytes, num_scales, turned;
 };
 
 struct Call {
@@ -151,6 +151,12 @@ struct Call {
     const int64_t* slots;
     void* out;  // the query's shape, contiguous
     int64_t tokens, width, half, is_bfloat16;
+    int64_t block_size, head_step, block_step;  // steps: rows from head to head and from block to block
+
+    // The row of a token's first head.
+    int64_t row(int64_t token) const {
+        return slots[token] / block_size * block_step + slots[token] % block_size;
+    }
 };
 
 template <class S>
@@ -175,11 +181,12 @@ void rotate_write(const Call& call, int64_t t) {
     for (int64_t head = 0; head < call.query.heads; ++head)
         turn_head(call.query.of<T>(t, head), cos, sin, call.half, call.width, out + head * call.width);
     alignas(64) T key[MAX_HEAD_DIM];
+    const int64_t row = call.row(t);
     for (int64_t head = 0; head < call.key.heads; ++head) {
         turn_head(call.key.of<T>(t, head), cos, sin, call.half, call.width, key);
-        write_row(key, int(call.width), call.keys, head * call.keys.num_slots + call.slots[t]);
+        write_row(key, int(call.width), call.keys, row + head * call.head_step);
         write_row(call.value.of<T>(t, head), int(call.width), call.values,
-                  head * call.values.num_slots + call.slots[t]);
+                  row + head * call.head_step);
     }
 }
 

@@ -21,7 +21,7 @@ class _Heads(ctypes.Structure):
 class _Stored(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("codes", "scales")),
-        *((name, ctypes.c_int64) for name in ("format", "row_bytes", "num_scales", "num_slots", "turned")),
+        *((name, ctypes.c_int64) for name in ("format", "row_bytes", "num_scales", "turned")),
     )
 
 
@@ -33,6 +33,7 @@ class _Call(ctypes.Structure):
         *((name, _Stored) for name in ("keys", "values")),
         *((name, ctypes.c_void_p) for name in ("cos", "sin", "slots", "out")),
         *((name, ctypes.c_int64) for name in ("tokens", "width", "half", "is_bfloat16")),
+        *((name, ctypes.c_int64) for name in ("block_size", "head_step", "block_step")),
     )
 
 
@@ -58,6 +59,7 @@ def rotate_write(
         *(_stored(pages.keys, pages.keys.format.turned), _stored(pages.values, False)),
         *(x.data_ptr() for x in (cos, sin, slots, out)),
         *(len(query), query.shape[2], cos.shape[1], query.dtype == torch.bfloat16),
+        *(pages.block_size, pages.head_step, pages.block_step),
     )
     library.batchgen_rotate_write(ctypes.byref(call))
     return out
@@ -68,6 +70,5 @@ def _heads(x: Tensor) -> _Heads:
 
 
 def _stored(pages: Pages, turned: bool) -> _Stored:
-    num_slots = pages.codes.shape[1] * pages.codes.shape[2]
-    numbers = (pages.format.number, pages.row_bytes, pages.scales.shape[3], num_slots, turned)
+    numbers = (pages.format.number, pages.row_bytes, pages.scales.shape[3], turned)
     return _Stored(pages.codes.data_ptr(), pages.scales.data_ptr(), *numbers)

@@ -39,7 +39,8 @@ def _write(vectors: Tensor, slots: Tensor, pages: Pages) -> None:
     codes, scales = encode(pages.format, vectors.transpose(0, 1))
     for rows, stored in ((codes, pages.codes), (scales, pages.scales)):
         if rows.shape[-1]:
-            _as_bytes(stored).flatten(1, 2).index_copy_(1, slots, _as_bytes(rows))
+            blocks, offsets = slots // pages.codes.shape[2], slots % pages.codes.shape[2]
+            _as_bytes(stored)[:, blocks, offsets] = _as_bytes(rows)
 
 
 def _as_bytes(codes: Tensor) -> Tensor:

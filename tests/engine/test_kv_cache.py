@@ -148,3 +148,14 @@ def test_pages_start_at_a_cache_line():
         pages = kv.KVPages(shape, 7, 8, CPU)
         first = pages.layer(0).keys
         assert (first.codes.data_ptr() % 64, first.scales.data_ptr() % 64) == (0, 0)
+
+
+def test_what_a_block_holds_lies_together_on_the_host():
+    """Memory is touched block by block: one that is not used takes none."""
+    shape = kv.KVShape(5, 3, 16, kv_format.FORMATS["int8"])
+    pages = kv.KVPages(shape, 7, 8, CPU)
+    for which in range(2):
+        of_block = [part[:, 2] for index in range(5) for part in parts(pages.layer(index))[which::2]]
+        first = min(part.data_ptr() for part in of_block)
+        last = max(part.data_ptr() + 2 * part.stride(0) * part.itemsize + part[0].nbytes for part in of_block)
+        assert last - first == sum(part.nbytes for part in of_block)

@@ -1,6 +1,7 @@
 """The KV formats as such: how near numbers come back, what is stored for odd vectors, how much room a token takes."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from batchgen.kernels.attention import cases
 from batchgen.kernels.attention.cases import Shape
 from batchgen.kernels.attention.format_cases import make, numbers, run
 from batchgen.kernels.case import generator
-from batchgen.kernels.kv_format import FORMATS, LayerPages, turn_width
+from batchgen.kernels.kv_format import FORMATS, LayerPages, Pages, turn_width
 from batchgen.kernels.kv_format.cases import empty_pages
 from batchgen.kernels.kv_format.reference import LARGEST, decode, encode, turn
 from batchgen.kernels.rotate_write.cases import no_turn
@@ -162,3 +163,36 @@ def test_a_written_vector_does_not_depend_on_its_company(kernels: Kernels, name:
     for one, other in ((together.keys, alone.keys), (together.values, alone.values)):
         assert torch.equal(one.codes.view(torch.uint8), other.codes.view(torch.uint8))
         assert torch.equal(one.scales.view(torch.int32), other.scales.view(torch.int32))
+
+
+def spread(pages: Pages) -> Pages:
+    """The same pages with the heads of a block, and some room, between one block and the next."""
+
+    def lay(stored: torch.Tensor) -> torch.Tensor:
+        heads, blocks, size, width = stored.shape
+        room = torch.zeros(blocks, heads + 2, size, width, dtype=stored.dtype)
+        return room[:, 1:-1].permute(1, 0, 2, 3)
+
+    return replace(pages, codes=lay(pages.codes), scales=lay(pages.scales))
+
+
+@each_backend
+@pytest.mark.parametrize("name", FORMATS)
+def test_heads_and_blocks_may_lie_anywhere(kernels: Kernels, name: str) -> None:
+    query, pages, items, masking = make(cases.branching(8), Shape(4, 2, 24), (FORMATS[name],) * 2, torch.float32)
+    apart = LayerPages(spread(pages.keys), spread(pages.values))
+    for into in (pages, apart):
+        heads = torch.randn(pages.num_blocks * 8, 2, 24, generator=generator(1))
+        kernels.rotate_write(heads, heads, heads.flip(0), *no_turn(len(heads), 12), torch.arange(len(heads)), into)
+    assert torch.equal(apart.keys.codes.view(torch.uint8), pages.keys.codes.view(torch.uint8))
+    assert torch.equal(run(kernels, query, apart, items, masking)[0], run(kernels, query, pages, items, masking)[0])
+
+
+def test_pages_that_do_not_lie_alike_are_refused() -> None:
+    one = empty_pages(FORMATS["int8"], 2, 5, 8, 24)
+    with pytest.raises(ValueError, match="differently far apart"):
+        LayerPages(one, spread(one))
+    with pytest.raises(ValueError, match="differently far apart"):
+        LayerPages(replace(one, scales=spread(one).scales), one)
+    with pytest.raises(ValueError, match="not side by side"):
+        LayerPages(replace(one, codes=torch.zeros(2, 5, 24, 8, dtype=torch.int8).transpose(2, 3)), one)
