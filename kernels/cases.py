@@ -10,6 +10,7 @@ from .linear_int4 import cases as linear_int4
 from .linear_int8 import cases as linear_int8
 from .rms_norm import cases as rms_norm
 from .rotate_write import cases as rotate_write
+from .rotate_write import gpu_cases as rotate_write_gpu
 from .sampling import cases as sampling
 from .swiglu import cases as swiglu
 from .token_mask import cases as token_mask
@@ -39,4 +40,4 @@ LARGE: tuple[Op, ...] = (
     linear_fp8.SPEED,
 )
 # Small cases that walk the launch paths of GPU kernels, beside OPS.
-GPU: tuple[Op, ...] = (attention_gpu.SMALL,)
+GPU: tuple[Op, ...] = (attention_gpu.SMALL, rotate_write_gpu.SMALL, rotate_write_gpu.PADDED)

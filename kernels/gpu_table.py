@@ -21,6 +21,7 @@ from .linear_int4 import gpu as gpu_int4
 from .linear_int8 import Int8Weight
 from .linear_int8 import gpu as gpu_int8
 from .rms_norm import gpu as gpu_rms_norm
+from .rotate_write import gpu as gpu_rotate_write
 from .rounding import Rounding
 from .sampling import Filters, Penalties
 from .sampling import gpu as gpu_sampling
@@ -91,3 +92,8 @@ class GpuKernels(ReferenceKernels):
 
     def attention(self, query: Tensor, pages: LayerPages, plan: gpu_attention.GpuPlan, masking: Masking) -> Tensor:
         return gpu_attention.attention(query, pages, plan, masking)
+
+    def rotate_write(
+        self, query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, pages: LayerPages
+    ) -> Tensor:
+        return gpu_rotate_write.rotate_write(query, key, value, cos, sin, slots, pages)

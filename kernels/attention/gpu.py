@@ -21,7 +21,8 @@ import triton
 from torch import Tensor
 
 from ..chip import Chip
-from ..kv_format import LayerPages, Pages
+from ..kv_format import LayerPages
+from ..kv_format.gpu import addresses
 from ..launch import Launch
 from . import AttentionItems, Masking
 from .gpu_kernels import attend, merge
@@ -119,7 +120,7 @@ def launches(
         variant = make_variant(query, pages, layout.geometry, masking, is_wide, chip)
         chosen = tile(pages, query.dtype, is_wide, chip)
         arguments = (
-            *(query, out, partials, sums, *_addresses(pages.keys), *_addresses(pages.values), tasks, *lists),
+            *(query, out, partials, sums, *addresses(pages.keys), *addresses(pages.values), tasks, *lists),
             *(query.stride(0), query.stride(1), pages.num_blocks * pages.block_size, inner, outer, masking.window or 0),
         )
         grid = (count * pages.num_kv_heads,)
@@ -141,12 +142,6 @@ def _score_factors(masking: Masking) -> tuple[float, float]:
     if masking.softcap is None:
         return masking.scale * LOG2_E, 0.0
     return 2 * LOG2_E * masking.scale / masking.softcap, masking.softcap * LOG2_E
-
-
-def _addresses(pages: Pages) -> tuple[Tensor, Tensor]:
-    """Codes, those of one byte as bytes, and scales; a format without scales has codes in their place."""
-    codes = pages.codes.view(torch.uint8) if pages.codes.dtype == torch.float8_e4m3fn else pages.codes
-    return codes, pages.scales if pages.format.scaled else codes
 
 
 def _staged(table: Table, device: torch.device) -> Tensor:

@@ -64,6 +64,8 @@ SMALL = Op(
             for name in format_cases.QUANTISED
             for width in (64, 80, 128, 256)
         ),
+        case("pair", cases.prefill(70, 20), ("int4", "fp8"), Shape(2, 1, 48, window=30), path=[(WIDE, 1)]),
+        case("pair", cases.decode(2, 70), ("bfloat16", "int4"), Shape(2, 1, 128, softcap=3.0), path=[(NARROW, 2)]),
     ),
 )
 

@@ -93,7 +93,7 @@ def load_query(source, live, V: tl.constexpr):
     query = tl.load(source[:, None] + column[None, :], mask=live[:, None] & (column < V.width)[None, :], other=0.0)
     first, second = query, query
     if V.key_side.halves:
-        factor: tl.constexpr = V.key_side.turn**-0.5
+        factor: tl.constexpr = V.key_side.turn_factor
         left = tl.dot(query, hadamard(V.padded, 0, V.key_side).to(query.dtype), input_precision="tf32x3")
         right = tl.dot(query, hadamard(V.padded, 1, V.key_side).to(query.dtype), input_precision="tf32x3")
         first, second = (left * factor).to(query.dtype), (right * factor).to(query.dtype)

@@ -6,10 +6,13 @@ left to the caller, who applies it to scores and probabilities instead of to eve
 
 from dataclasses import dataclass
 
+import numpy as np
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from . import GROUP, KVFormat, turn_width
+from . import GROUP, KVFormat, Pages, turn_width
 
 FP8, INT8, INT4 = tl.constexpr(2), tl.constexpr(3), tl.constexpr(4)
 GROUP_SIZE = tl.constexpr(GROUP)
@@ -51,6 +54,8 @@ class Stored:
     folds: bool  # every part has one scale alone
     num_scales: int
     turn: int  # p where vectors are turned, else 0
+    turn_stages: int  # log2 of it
+    turn_factor: float  # what makes a turn orthonormal, as float32
     assembly: bool  # compiled for a device, not interpreted
 
     @property
@@ -62,6 +67,7 @@ class Stored:
 def stored(format: KVFormat, head_dim: int, turned: bool, assembly: bool) -> Stored:
     """The constants for vectors of a format; `turned`: they are keys."""
     width = format.width(head_dim)
+    turns = turn_width(head_dim) if turned and format.turned else 0
     folds = format.scaled and (not format.packed or head_dim <= GROUP or head_dim == 2 * GROUP)
     return Stored(
         format=format.number,
@@ -71,9 +77,17 @@ def stored(format: KVFormat, head_dim: int, turned: bool, assembly: bool) -> Sto
         scaled=format.scaled,
         folds=folds,
         num_scales=format.num_scales(head_dim),
-        turn=turn_width(head_dim) if turned and format.turned else 0,
+        turn=turns,
+        turn_stages=max(turns.bit_length() - 1, 0),
+        turn_factor=float(np.float32(1) / np.sqrt(np.float32(max(turns, 1)))),
         assembly=assembly,
     )
+
+
+def addresses(pages: Pages) -> tuple[Tensor, Tensor]:
+    """Codes, those of fp8 as bytes, and scales; a format without scales has codes in their place."""
+    codes = pages.codes.view(torch.uint8) if pages.codes.dtype == torch.float8_e4m3fn else pages.codes
+    return codes, pages.scales if pages.format.scaled else codes
 
 
 @triton.jit

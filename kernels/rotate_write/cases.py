@@ -137,7 +137,8 @@ def _varied(vectors: Tensor) -> Tensor:
     return vectors
 
 
-def _coded(name: str, size: Size, keys: str, values: str) -> Case:
+def coded(name: str, size: Size, keys: str, values: str) -> Case:
+    """Odd numbers turned by quarters, so that every bit of the pages can be compared."""
     return _case(name, size, (keys, values), quarters, _varied)
 
 
@@ -163,15 +164,15 @@ FORMATS_OP = Op(
     tolerance={torch.float32: 0.0, torch.bfloat16: 0.0},
     cases=(
         *(
-            _coded(f"heads of {width}", Size(37, 5, 5, width, width // 2, 7), name, name)
+            coded(f"heads of {width}", Size(37, 5, 5, width, width // 2, 7), name, name)
             for name in QUANTISED
             for width in (33, 80, 128)
         ),
-        *(_coded("a step", STEP, name, name) for name in QUANTISED),
-        _coded("plain", ODD, "float32", "float32"),
-        _coded("plain", ODD, "bfloat16", "bfloat16"),
-        _coded("mixed", ODD, "float32", "int4"),
-        _coded("mixed", ODD, "int4", "float32"),
-        _coded("mixed", ODD, "int8", "fp8"),
+        *(coded("a step", STEP, name, name) for name in QUANTISED),
+        coded("plain", ODD, "float32", "float32"),
+        coded("plain", ODD, "bfloat16", "bfloat16"),
+        coded("mixed", ODD, "float32", "int4"),
+        coded("mixed", ODD, "int4", "float32"),
+        coded("mixed", ODD, "int8", "fp8"),
     ),
 )

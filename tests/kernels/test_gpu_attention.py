@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 from attention_steps import steps
-from compiled import CAPABILITIES, SHARED_LIMIT, compile_launch
+from compiled import CAPABILITIES, SHARED_LIMIT, compile_launch, empty
+from compiled import empty_pages as pages
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from interpreted import plan
@@ -16,20 +17,10 @@ from batchgen.kernels.attention.cases import Step
 from batchgen.kernels.attention.gpu_tasks import Geometry, Sizes, Tasks, make_tasks, round_up
 from batchgen.kernels.case import Case
 from batchgen.kernels.chip import Chip
-from batchgen.kernels.kv_format import FORMATS, LayerPages, Pages
+from batchgen.kernels.kv_format import LayerPages
 from batchgen.kernels.launch import Launch
 
 LLAMA = Geometry(num_heads=32, num_kv_heads=8, block_size=16, processors=132, wide_rows=128)
-
-
-def meta(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
-
-
-def pages(name: str, num_heads: int, head_dim: int) -> Pages:
-    format, sizes = FORMATS[name], (num_heads, 4096, 16)
-    scales = meta(*sizes, format.num_scales(head_dim), dtype=torch.float32)
-    return Pages(format, meta(*sizes, format.width(head_dim), dtype=format.dtype), scales, head_dim)
 
 
 LAYER = (32, LayerPages(pages("bfloat16", 8, 128), pages("bfloat16", 8, 128)), torch.bfloat16)
@@ -151,13 +142,13 @@ def launched(
 ) -> dict[str, Launch]:
     """The launches of a layer for a step that has tasks of every kind."""
     num_heads, num_kv_heads = heads
-    query = meta(64, num_heads, head_dim, dtype=torch.bfloat16)
+    query = empty(64, num_heads, head_dim, dtype=torch.bfloat16)
     stored = LayerPages(pages(format, num_kv_heads, head_dim), pages(format, num_kv_heads, head_dim))
     chip = Chip((capability // 10, 0))
     plan = gpu.plan_attention(cases.decode_shared(2000, 64).build()[0], 16, chip)
     layout = plan.layout(num_heads, stored, query.dtype)
-    sums = meta(layout.sizes.partials, num_heads, dtype=torch.float32)
-    table = meta(layout.sizes.offsets()[-1], dtype=torch.int32)
+    sums = empty(layout.sizes.partials, num_heads, dtype=torch.float32)
+    table = empty(layout.sizes.offsets()[-1], dtype=torch.int32)
     masking = masking or Masking(head_dim**-0.5)
     made = gpu.launches(query, query, query, sums, stored, layout, table, masking, chip)
     return dict(zip((gpu_cases.NARROW, gpu_cases.WIDE, gpu_cases.MERGE), made, strict=True))

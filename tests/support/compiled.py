@@ -17,6 +17,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from batchgen.kernels.kv_format import FORMATS, Pages
 from batchgen.kernels.launch import Launch
 
 CAPABILITIES = (80, 90, 100)
@@ -54,6 +55,18 @@ class Program:
         """Loads and asynchronous copies of 8 or 16 bytes a thread."""
         vector = r"ld\.global[\w.:]*\.v[24]\.b(32|64)|cp\.async\.c[ag]\.[^;]*, 0x(8|10)(?![0-9a-f])"
         return len(re.findall(vector, self.ptx))
+
+
+def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor without memory."""
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def empty_pages(name: str, num_heads: int, head_dim: int) -> Pages:
+    """Pages of a KV format, without memory."""
+    format, sizes = FORMATS[name], (num_heads, 4096, 16)
+    scales = empty(*sizes, format.num_scales(head_dim), dtype=torch.float32)
+    return Pages(format, empty(*sizes, format.width(head_dim), dtype=format.dtype), scales, head_dim)
 
 
 def compile_launch(launch: Launch, capability: int) -> Program:
