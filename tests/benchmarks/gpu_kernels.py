@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from gpu_checks import on_device
+from gpu_eight_billion import step_cases
 from gpu_results import Budget, seconds_of
 
 from batchgen import kernels as op_tables
@@ -57,6 +58,8 @@ def time_kernels(budget: Budget, device: torch.device, limits: Limits, smoke: bo
     kernels = op_tables.load(str(device))
     for name, make in _attention_cases(kernels, device, smoke):
         budget.measure(name, 4.0, lambda make=make: _timed(*make(), device, limits))
+    for name, make in step_cases(kernels, device, smoke):
+        budget.measure(name, 2.0, lambda make=make: _timed(*make(), device, limits))
     for op in LARGE:
         for case in op.cases[:1] if smoke else op.cases:
             if not smoke or case.operations < 10**9:
