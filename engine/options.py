@@ -11,8 +11,8 @@ from typing import Any
 from .costs import Prediction, Settings, Workload, predict, shares
 from .rates import Rates
 
-STEP_TOKENS = 128, 256, 512, 1024, 2048, 4096
-SEQUENCES = 32, 64, 128, 256, 512
+STEP_TOKENS = 128, 256, 512, 1024, 2048, 4096, 8192
+SEQUENCES = 32, 64, 128, 256, 512, 1024
 BLOCK_SIZES = 16, 32, 64
 NEAR_STEP, NEAR_SEQUENCES, NEAR = 1.02, 1.01, 1.005  # times the fastest; among those within it the smallest is taken
 DEFAULT = Settings("native", "bfloat16", 16, 512, 256, sharing=True, speculation=True)

@@ -1,4 +1,4 @@
-"""What the processor can do, read from the system without loading torch."""
+"""What this machine computes with, read from the system without loading torch."""
 
 import os
 import platform
@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
+_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def has_bfloat16() -> bool:
@@ -13,11 +14,25 @@ def has_bfloat16() -> bool:
     return re.search(r"\b(avx512_bf16|amx_bf16)\b", _cpuinfo()) is not None
 
 
-def computed_dtype(asked: str, stored: str | None) -> str:
-    """The number format of computation for a `model.dtype` and the checkpoint's own, on a processor."""
+def computed_dtype(asked: str, stored: str | None, device: str) -> str:
+    """The number format of computation for a `model.dtype` and the checkpoint's own, on a kind of device."""
     if asked != "auto":
         return asked
-    return "float32" if stored == "float32" or not has_bfloat16() else "bfloat16"
+    return "bfloat16" if stored != "float32" and (device == "cuda" or has_bfloat16()) else "float32"
+
+
+def likely_device(name: str) -> str:
+    """The kind of device that an `engine.device` value comes to, as far as that is seen without torch."""
+    if name != "auto":
+        return name.partition(":")[0]
+    return "cuda" if _DRIVER.exists() else "cpu"
+
+
+def device_name(kind: str) -> str:
+    """The processor, or the first graphics card by the name that its driver gives it."""
+    cards = sorted(_DRIVER.parent.glob("gpus/*/information")) if kind == "cuda" else []
+    named = re.search(r"^Model:\s*(.+)$", cards[0].read_text(), re.MULTILINE) if cards else None
+    return named[1].strip() if named else processor_name()
 
 
 def processor_name() -> str:

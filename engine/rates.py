@@ -11,19 +11,48 @@ from typing import Any
 from .spec import ModelSpec
 
 FORMATS = "native", "int8", "int4", "fp8"
-REFERENCE = 150e9  # multiplications and additions a second of a float32 product on the machine of the built-in rates
-SIZES = 1, 16, 64, 256, 512, 1024, 2048  # tokens of a step
-
-# On REFERENCE: a second's operations in full steps, and bytes read; two cores with AVX-512 BF16 and VNNI.
-_OPERATIONS = {"native": 640e9, "int8": 1000e9, "int4": 950e9, "fp8": 560e9}
-_FLOAT32_OPERATIONS = 210e9
-_BYTES = {"native": 2.0, "int8": 1.0, "int4": 0.6, "fp8": 1.0}  # of a weight
-_BANDWIDTH = 45e9
-_LAYER_SECONDS = 8e-5  # of a layer whatever it is fed
-_PAIR_OPERATIONS = {"own": 150e9, "shared": 300e9}
-_KV_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.06, "int8": 1.06, "int4": 0.62}  # of a number
-_WIDENING = {"fp8": 1.15, "int8": 1.1, "int4": 1.3}  # of own keys, beside bfloat16, while they fit the cache
+REFERENCE = 150e9  # multiplications and additions a second of a float32 product on the processor of the built-in rates
+SIZES = 1, 16, 64, 256, 512, 1024, 2048, 4096  # tokens of a step
 STEP_SECONDS, SEQUENCE_SECONDS = 5e-4, 1.5e-5  # of the host
+
+_KV_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.06, "int8": 1.06, "int4": 0.62}  # of a number
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What is known of a kind of device before anything is measured. Operations and bytes are those of a second.
+
+    `widening`: what reading narrow keys costs beside those of 16 bits.
+    """
+
+    operations: Mapping[str, float]  # by weight format, in full steps
+    weight_bytes: Mapping[str, float]
+    bandwidth: float
+    layer_seconds: float  # of a layer whatever it is fed
+    own_pairs: float  # operations of queries with keys of their own
+    shared_pairs: float
+    widening: Mapping[str, float]
+
+
+CPU = Device(  # two cores with AVX-512 BF16 and VNNI
+    operations={"float32": 210e9, "native": 640e9, "int8": 1000e9, "int4": 950e9, "fp8": 560e9},
+    weight_bytes={"float32": 4.0, "native": 2.0, "int8": 1.0, "int4": 0.6, "fp8": 1.0},
+    bandwidth=45e9,
+    layer_seconds=8e-5,
+    own_pairs=150e9,
+    shared_pairs=300e9,
+    widening={"fp8": 1.15, "int8": 1.1, "int4": 1.3},
+)
+CUDA = Device(  # one H200
+    operations={"float32": 50e12, "native": 600e12, "int8": 500e12, "int4": 500e12, "fp8": 900e12},
+    weight_bytes={"float32": 4.0, "native": 2.0, "int8": 1.0, "int4": 0.6, "fp8": 1.0},
+    bandwidth=3.8e12,
+    layer_seconds=8e-5,
+    own_pairs=200e12,
+    shared_pairs=400e12,
+    widening={},
+)
+DEVICES = {"cpu": CPU, "cuda": CUDA}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,31 +99,29 @@ class Rates:
         return cls(**{**record, **curves})
 
 
-def built_in(spec: ModelSpec, dtype: str, operations_per_second: float = REFERENCE) -> Rates:
-    """Rates for a machine of which no more is known than the speed of a float32 product."""
-    speed = operations_per_second / REFERENCE
-    operations = _OPERATIONS | ({"native": _FLOAT32_OPERATIONS} if dtype == "float32" else {})
-    size = _BYTES | ({"native": 4.0} if dtype == "float32" else {})
+def built_in(spec: ModelSpec, dtype: str, device: str = "cpu", operations_per_second: float = REFERENCE) -> Rates:
+    """Rates of a kind of device. Of a processor no more is known than the speed of its float32 product."""
+    known = DEVICES[device]
+    speed = operations_per_second / REFERENCE if device == "cpu" else 1.0
     layers, head = layer_weights(spec) * spec.num_layers, spec.vocab_size * spec.hidden_size
-    fixed = spec.num_layers * _LAYER_SECONDS
+    fixed = spec.num_layers * known.layer_seconds
 
     def curve(weights: int, name: str, more: float) -> Curve:
-        read = weights * size[name] / _BANDWIDTH
-        times = tuple(more + max(read, 2 * weights * count / (operations[name] * speed)) for count in SIZES)
-        return Curve(SIZES, times)
+        kept = dtype if dtype == "float32" and name == "native" else name
+        read, operations = weights * known.weight_bytes[kept] / known.bandwidth, known.operations[kept] * speed
+        return Curve(SIZES, tuple(more + max(read, 2 * weights * count / operations) for count in SIZES))
 
-    pair = 4 * spec.query_size * spec.num_layers / speed
+    pair = (2.0 if dtype == "float32" else 1.0) * 4 * spec.query_size * spec.num_layers / speed
     numbers = 2 * spec.num_layers * spec.key_size
-    slower = 2.0 if dtype == "float32" else 1.0
     return Rates(
         basis="built in",
         layers={name: curve(layers, name, fixed) for name in FORMATS},
         head={name: curve(head, name, 0.0) for name in FORMATS},
         own_pair={
-            name: max(slower * pair / _PAIR_OPERATIONS["own"] * _WIDENING.get(name, 1.0), numbers * width / _BANDWIDTH)
+            name: max(pair / known.own_pairs * known.widening.get(name, 1.0), numbers * width / known.bandwidth)
             for name, width in _KV_BYTES.items()
         },
-        shared_pair=dict.fromkeys(_KV_BYTES, slower * pair / _PAIR_OPERATIONS["shared"]),
+        shared_pair=dict.fromkeys(_KV_BYTES, pair / known.shared_pairs),
         kv_bytes={name: round(numbers * width) for name, width in _KV_BYTES.items()},
     )
 

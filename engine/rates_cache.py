@@ -11,7 +11,7 @@ from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from .processor import processor_name
+from .processor import device_name
 from .rates import Rates
 from .spec import ModelSpec
 
@@ -27,7 +27,7 @@ def cache_file() -> Path:
 def entry_name(spec: ModelSpec, dtype: str, device: str) -> str:
     """The key of an entry: what decides the rates."""
     shape = sha256(json.dumps(asdict(spec), sort_keys=True, default=str).encode()).hexdigest()[:16]
-    return f"{_LAYOUT} | {device}: {processor_name()} | {dtype} {spec.model_type} {shape} | {_versions()}"
+    return f"{_LAYOUT} | {device}: {device_name(device)} | {dtype} {spec.model_type} {shape} | {_versions()}"
 
 
 def load_rates(path: Path, name: str) -> Rates | None:

@@ -12,7 +12,7 @@ from batchgen.engine.checkpoint import Checkpoint, open_checkpoint
 from batchgen.engine.config import ADOPTED, EngineSettings
 from batchgen.engine.costs import Workload, affordable_seconds, micro_run_seconds
 from batchgen.engine.models import architecture
-from batchgen.engine.processor import computed_dtype
+from batchgen.engine.processor import computed_dtype, likely_device
 from batchgen.engine.rates import Rates, built_in
 from batchgen.engine.rates_cache import cache_file, entry_name, keep_rates, load_rates
 from batchgen.engine.request import Completion, Request
@@ -113,19 +113,19 @@ class Models:
 
     def dtype(self, job: Job) -> str:
         """The number format of computation, as far as it is known without loading torch."""
-        return computed_dtype(job.model.dtype, self._checkpoint(job).dtype)
+        return computed_dtype(job.model.dtype, self._checkpoint(job).dtype, likely_device(job.engine.device))
 
     def rates(self, job: Job, work: Workload | None = None) -> Rates:
         """What this machine takes for steps of the model: measured earlier, or now if `work` is long enough for it.
 
         Else what is built in, in proportion to the speed of a float32 product.
         """
-        spec, dtype = self.spec(job), self.dtype(job)
-        name = entry_name(spec, dtype, job.engine.device)
+        spec, dtype, device = self.spec(job), self.dtype(job), likely_device(job.engine.device)
+        name = entry_name(spec, dtype, device)
         found = load_rates(cache_file(), name)
         if found is not None:
             return found
-        rough = built_in(spec, dtype, machine_rate(rates_file()))
+        rough = built_in(spec, dtype, device, machine_rate(rates_file()))
         if work is None or (seconds := affordable_seconds(work, rough)) < micro_run_seconds(rough):
             return rough
         return self._measured(job, spec, name, seconds) or rough

@@ -10,6 +10,7 @@ from job_files import make_job, manifest, write_rows
 
 from batchgen.engine import calibration
 from batchgen.engine.costs import Workload
+from batchgen.engine.options import STEP_TOKENS
 from batchgen.engine.rates import built_in
 from batchgen.jobs import Job, models, run
 from batchgen.jobs.choices import measured
@@ -43,7 +44,7 @@ def test_a_run_takes_the_choices_and_keeps_them_with_what_they_were_chosen_among
     names = [choice["name"] for choice in kept["choices"]]
     assert names[:4] == ["weights", "kv_cache", "max_batch_tokens", "max_sequences"]
     steps = next(choice for choice in kept["choices"] if choice["name"] == "max_batch_tokens")
-    assert [one["value"] for one in steps["alternatives"]] == [128, 256, 512, 1024, 2048, 4096]
+    assert [one["value"] for one in steps["alternatives"]] == list(STEP_TOKENS)
     assert kept["measured"] == {}  # an engine that counts no steps
 
 
@@ -94,7 +95,7 @@ def micro_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     def calibrate(spec, dtype, device, seconds):
         allowed.append(seconds)
-        return replace(built_in(spec, dtype, 1e12), basis="measured")
+        return replace(built_in(spec, dtype, "cpu", 1e12), basis="measured")
 
     monkeypatch.setattr(calibration, "calibrate_device", calibrate)
     monkeypatch.setattr(models, "cache_file", lambda: tmp_path / "kept" / "calibration.json")
