@@ -21,11 +21,15 @@ class Admission:
     def __init__(self, intake: Intake, residents: Residents, max_batch_tokens: int, max_sequences: int) -> None:
         self._intake = intake
         self._residents = residents
-        self._max_batch_tokens = max_batch_tokens
-        self._max_sequences = min(max_sequences, max_batch_tokens)  # every running sequence feeds at least one token
+        self.limit(max_batch_tokens, max_sequences)
         self._forecast = LengthForecast()
         self._head: Sequence | None = None
         self.pinned: tuple[BlockNode, ...] = ()  # what the head will match
+
+    def limit(self, max_batch_tokens: int, max_sequences: int) -> None:
+        """What may be fed and run at once from now on."""
+        self._max_batch_tokens = max_batch_tokens
+        self._max_sequences = min(max_sequences, max_batch_tokens)  # every running sequence feeds at least one token
 
     def admit(self) -> None:
         """Lets sequences in while the step has tokens left for them and the KV memory room."""

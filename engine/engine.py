@@ -3,6 +3,7 @@
 Composes planning, scheduling and execution; each of them is decided elsewhere.
 """
 
+import math
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sized
@@ -94,6 +95,8 @@ class Engine:
             "kv_cache": shape.format.name,
             "block_size": block_size,
         }
+        self._measured_for: tuple[float, float] = (math.inf, math.inf)
+        self._scheduler: Scheduler | None = None  # of the run that goes on
         self.adopt(settings)
         vocabulary = min(tokenizer.size, model.spec.vocab_size)
         ends = frozenset(token for token in checkpoint.eos_ids | tokenizer.eos_ids if token < vocabulary)
@@ -105,6 +108,8 @@ class Engine:
             return Runner(model, ops, pages, sampler, executor)
 
         working = WORKING_BYTES[device.type](runner, self._max_batch_tokens, self._max_sequences, block_size)
+        if working:
+            self._measured_for = self._max_batch_tokens, self._max_sequences
         shapes = (shape, *(decoder.kv_shape() for decoder in drafting.decoders))
         block_bytes = sum(one.bytes_per_token for one in shapes) * block_size
         self._num_blocks = kv_cache_bytes(settings.memory, device, working) // block_bytes
@@ -172,14 +177,19 @@ class Engine:
         return self._generate(requests)
 
     def adopt(self, settings: EngineSettings) -> None:
-        """Takes tokens a step, answers at once and speculation of `settings` for the runs to come.
+        """Takes tokens a step and answers at once of `settings` from now on, speculation for the runs to come.
 
-        A drafter that was not loaded with the engine cannot be taken.
+        A drafter that was not loaded with the engine cannot be taken; nor are steps of a graphics card larger than
+        those whose memory was measured at first.
         """
         tokens, sequences = settings.max_batch_tokens, settings.max_sequences
         self.settings = self.settings.model_copy(update={name: getattr(settings, name) for name in ADOPTED})
-        self._max_batch_tokens = MAX_BATCH_TOKENS[self.device.type] if tokens == "auto" else tokens
-        self._max_sequences = MAX_SEQUENCES[self.device.type] if sequences == "auto" else sequences
+        tokens = MAX_BATCH_TOKENS[self.device.type] if tokens == "auto" else tokens
+        sequences = MAX_SEQUENCES[self.device.type] if sequences == "auto" else sequences
+        most_tokens, most_sequences = self._measured_for
+        self._max_batch_tokens, self._max_sequences = int(min(tokens, most_tokens)), int(min(sequences, most_sequences))
+        if self._scheduler is not None:
+            self._scheduler.adopt(self._max_batch_tokens, self._max_sequences)
         self.resolved |= {
             "max_batch_tokens": self._max_batch_tokens,
             "max_sequences": self._max_sequences,
@@ -204,7 +214,7 @@ class Engine:
             yield from self._steps(self._intake(requests))
         finally:
             self._runner.reset()
-            self._running = False
+            self._running, self._scheduler = False, None
 
     def _intake(self, requests: Iterable[Request]) -> Intake:
         backlog: Backlog = UNKNOWN_BACKLOG
@@ -218,7 +228,7 @@ class Engine:
         speculation = new_speculation(
             self.settings.speculation_kind, self._draft_models, self.bounds.vocabulary, self.statistics
         )
-        scheduler = self._new_scheduler(intake, speculation)
+        scheduler = self._scheduler = self._new_scheduler(intake, speculation)
         loop = StepLoop(scheduler, self._runner.launch, speculation, self._look_ahead)
         return loop.run(lambda: self._interrupted.is_set(), lambda: intake.exhausted)
 

@@ -49,6 +49,11 @@ class Scheduler:
         self._speculation = speculation
         self._residents = Residents(tree, statistics)
         self._admission = Admission(intake, self._residents, max_batch_tokens, max_sequences)
+        self._asked: tuple[int, int] | None = None
+
+    def adopt(self, max_batch_tokens: int, max_sequences: int) -> None:
+        """Other limits, as soon as no more sequences run than a step of the new size feeds. From any thread."""
+        self._asked = max_batch_tokens, max_sequences
 
     # one step
 
@@ -58,6 +63,7 @@ class Scheduler:
         Raises EngineStalledError when nothing can run.
         """
         residents = self._residents
+        self._take_limits()
         lacking = self._grow()
         waits = residents.any_under_way
         if waits and lacking:
@@ -104,6 +110,13 @@ class Scheduler:
         self._residents.check_invariants(self._admission.pinned)
 
     # composing a step
+
+    def _take_limits(self) -> None:
+        """Admission goes by them at once; a step goes on to feed one token at least of each sequence that runs."""
+        if self._asked is not None:
+            self._admission.limit(*self._asked)
+            if len(self._residents.running) <= self._asked[0]:
+                self._max_batch_tokens, self._asked = self._asked[0], None
 
     def _grow(self) -> list[Sequence]:
         """Gives running answers the block their newest token needs, as long as there are free ones; who lacks one."""

@@ -4,13 +4,13 @@ Knows which keys of the job file they are and how they are put into words; what 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psutil
 
 from batchgen.engine.config import parse_memory
-from batchgen.engine.costs import Workload
+from batchgen.engine.costs import Prediction, Settings, Workload, predict
 from batchgen.engine.options import Asked, Chosen, choose_settings
 from batchgen.engine.profile import workload_of
 from batchgen.engine.rates import Rates
@@ -20,6 +20,8 @@ from .job import Job
 from .models import Models
 
 _AUTO_SHARE, _AUTO_LIMIT = 0.25, 4 * 2**30  # of free memory, as the engine takes it for keys
+_FIRST_LOOK = 64  # rows that have ended
+_WORTH_A_CHANGE = 1.05
 _WEIGHTS = "native", "int8", "int4", "fp8"
 _NARROW_KV = "int8", "fp8", "int4"
 _SPOKEN = {
@@ -76,6 +78,10 @@ class Situation:
         still_open = {kind: names for kind, names in self._formats.items() if kind not in settled}
         return choose_settings(self.work, self.rates, Asked(settled, _memory(self.job), still_open))
 
+    def predict(self, settings: Settings) -> Prediction:
+        """The job under these settings."""
+        return predict(self.work, settings, self.rates, _memory(self.job) / self.rates.kv_bytes[settings.kv_cache])
+
     @property
     def _own(self) -> dict[str, Any]:
         return {"weights": "native", "kv_cache": self.dtype}
@@ -120,6 +126,47 @@ def with_choices(job: Job, chosen: Chosen) -> Job:
     if engine.speculation == "auto" and not settings.speculation:
         values["speculation"] = "off"
     return job.model_copy(update={"engine": engine.model_copy(update=values)})
+
+
+@dataclass
+class Adaptation:
+    """What finished rows say of the length of answers, and settings that suit them better, if there are such."""
+
+    situation: Situation
+    chosen: Chosen
+    formats: Mapping[str, Any]
+    rows: int  # of the run
+    done: int = 0
+    tokens: int = 0
+    next_look: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.next_look = max(_FIRST_LOOK, 2 * self.chosen.settings.max_sequences // self.situation.work.samples)
+
+    def finished(self, rows: int, answer_tokens: int) -> Record | None:
+        """Rows that ended. Now and then, at twice as many each time, what is to be changed: `chosen` is then anew.
+
+        Short answers end first, so nothing is concluded before twice as many have ended as run at once.
+        """
+        self.done, self.tokens = self.done + rows, self.tokens + answer_tokens
+        if self.done < self.next_look or self.done >= self.rows:
+            return None
+        self.next_look = 2 * self.done
+        work = self.situation.work
+        answer = max(1.0, self.tokens / self.done / work.samples)
+        now = replace(self.situation, work=replace(work, answer=answer, rows=self.rows - self.done))
+        other, present = now.choose(self.formats), self.chosen.settings
+        settings = replace(
+            present,
+            max_batch_tokens=other.settings.max_batch_tokens,
+            max_sequences=other.settings.max_sequences,
+        )
+        gain = now.predict(present).seconds / now.predict(settings).seconds
+        if gain < _WORTH_A_CHANGE:
+            return None
+        self.chosen = replace(other, settings=settings)
+        limits = {name: getattr(settings, name) for name in ("max_batch_tokens", "max_sequences")}
+        return {"rows": self.done, "answer": round(answer, 1), **limits, "gain": round(gain, 3)}
 
 
 def record(situation: Situation, chosen: Chosen) -> Record:

@@ -24,7 +24,7 @@ from batchgen.pipeline.result import RESULT_COLUMNS, ResultEncoder
 from batchgen.pipeline.retries import Retrying
 from batchgen.pipeline.rows import Skipped, Source
 
-from .choices import Situation, measured, record, with_choices
+from .choices import Adaptation, Situation, measured, record, with_choices
 from .columns import result_columns
 from .errors import UsageError
 from .finish import journal_schema
@@ -107,6 +107,7 @@ class Generation:
     def run(self, todo: NDArray[np.bool_], displays: Sequence[Display], stopping: Callable[[], bool]) -> None:
         """Asks every row where `todo` is true until `stopping`. What has finished when this ends is journaled."""
         self._meter = Meter(int(todo.sum()), self.engine.statistics)
+        self._adaptation = Adaptation(self.situation, self.chosen, self.formats, int(todo.sum()))
         self._groups = PrefixGroups()
         with ExitStack() as stack:
             writer = JournalWriter(self._output.journal, self._job.run.checkpoint_seconds)
@@ -158,11 +159,19 @@ class Generation:
             prompt, output = (pc.sum(pc.struct_field(usage, name)).as_py() or 0 for name in _TOKENS)
             self._record(batch.column("position"), codes, batch.columns[1:])
             self._meter.finished(len(codes), prompt, output)
+            self._adapt(self._adaptation.finished(len(codes), output))
             self._note_errors(batch.column("position"), batch.column(f"{self._prefix}error"))
         if time.monotonic() >= self._next_log:
             self._log_pause = min(1.2 * self._log_pause, _LOG_SECONDS[1])
             self._next_log += self._log_pause
             self.log_progress()
+
+    def _adapt(self, change: dict[str, Any] | None) -> None:
+        """Hands changed limits to the engine that runs."""
+        if change is not None:
+            self.engine.adopt(with_choices(with_formats(self._job, self.formats), self._adaptation.chosen).engine)
+            self._output.manifest.choices.setdefault("adapted", []).append(change)
+            self._output.log.write("adapted", **change)
 
     def _skip(self, skipped: list[Skipped]) -> None:
         nothing = [pa.nulls(len(skipped), field.type) for field in self.encoder.results]

@@ -371,3 +371,23 @@ def test_waiting_for_the_next_row_is_counted_and_nothing_else(monkeypatch: pytes
     assert head is None
     assert taken.exhausted
     assert statistics.host_wait_seconds == 6.0
+
+
+def test_limits_change_between_steps_once_all_that_run_fit_the_step():
+    requests = [Request(key, [key, 1, 2], Sampling(max_tokens=12, temperature=0)) for key in range(12)]
+    statistics = Statistics(kv_blocks_total=64)
+    intake = Intake(iter(requests), Bounds(256), lambda tokens: "", deque(), statistics)
+    scheduler = Scheduler(intake, BlockTree(BlockPool(64), 4), 64, 8, statistics)
+    model, sizes, done = PagedModel(4), [], 0
+    while (step := scheduler.schedule()) is not None:
+        sizes.append((len(step.feeds), step.num_tokens))
+        drawn = model.execute(step)
+        scheduler.launched(step)
+        scheduler.commit(step, drawn)
+        done += sum(1 for _ in scheduler.take_finished())
+        if len(sizes) == 3:
+            scheduler.adopt(4, 2)
+    assert done == 12
+    assert sizes[3][0] == 8  # eight run: a step of four tokens would starve some
+    later = sizes[-6:]
+    assert all(feeds <= 2 and tokens <= 4 for feeds, tokens in later)

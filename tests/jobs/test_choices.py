@@ -13,7 +13,7 @@ from batchgen.engine.costs import Workload
 from batchgen.engine.options import STEP_TOKENS
 from batchgen.engine.rates import built_in
 from batchgen.jobs import Job, models, run
-from batchgen.jobs.choices import measured
+from batchgen.jobs.choices import Adaptation, Situation, measured
 from batchgen.jobs.command_plan import plan_job
 from batchgen.jobs.models import Models
 
@@ -138,3 +138,48 @@ def test_later_steps_choose_anew_and_keep_the_model(tmp_path: Path) -> None:
     assert given.loads == 1
     (adopted,) = given.fake.adopted
     assert adopted.speculation == "auto"
+
+
+def adaptation(answer: float, rows: int = 10_000) -> Adaptation:
+    """Of a job whose answers were expected to have `answer` tokens."""
+    work = Workload(rows, own=40, common=0, computed=40, answer=answer, longest=1000)
+    situation = Situation(_job(), work, built_in(replace(SPEC, num_layers=30, hidden_size=576), "bfloat16"), "bfloat16")
+    return Adaptation(situation, situation.choose(FORMATS), FORMATS, rows)
+
+
+FORMATS = {"weights": "native", "kv_cache": "auto"}
+
+
+def _job() -> Job:
+    sections = {"input": {"path": "x.jsonl"}, "prompt": {"text": "x"}, "output": {"path": "out"}}
+    return Job.model_validate({"name": "x", "model": {"path": "fake/model"}, "engine": {"memory": "1GiB"}, **sections})
+
+
+def test_answers_that_turn_out_longer_let_more_run_at_once() -> None:
+    adapting = adaptation(answer=2)
+    before = adapting.chosen.settings
+    assert adapting.finished(adapting.next_look - 1, 0) is None
+    change = adapting.finished(100, 400 * adapting.next_look)
+    assert change is not None
+    assert change["gain"] > 1.05
+    assert change["max_sequences"] > before.max_sequences
+    assert adapting.chosen.settings.weights == before.weights
+    assert adapting.finished(1, 400) is None  # the next look comes at twice as many
+
+
+def test_what_comes_as_expected_changes_nothing() -> None:
+    adapting = adaptation(answer=100)
+    count = adapting.next_look
+    assert adapting.finished(count, 100 * count) is None
+    assert adapting.next_look == 2 * count
+
+
+def test_a_run_hands_changed_limits_to_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    change = {"rows": 4, "answer": 3.0, "max_batch_tokens": 256, "max_sequences": 64, "gain": 1.2}
+    told = iter([change])
+    monkeypatch.setattr(Adaptation, "finished", lambda *_: next(told, None))
+    write_rows(tmp_path, 8)
+    job, given = make_job(tmp_path, prompt__on_null="empty"), FakeModels()
+    run(job, models=given)
+    assert len(given.fake.adopted) == 1
+    assert manifest(job.output_path)["choices"]["adapted"] == [change]
