@@ -17,11 +17,11 @@ import statistics as numbers
 import sys
 import tempfile
 import textwrap
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+import clock
 from demo_model import demo_model_path
 from workloads import WORKLOADS, entries
 
@@ -89,9 +89,9 @@ def run(engine: Engine, rows: list[tuple[str, int]]) -> tuple[dict, list[list[in
         Request(key, prompt, Sampling(max_tokens=most, temperature=0, ignore_eos=True))
         for key, (prompt, (_, most)) in enumerate(zip(prompts, rows, strict=True))
     ]
-    start = time.perf_counter()
+    start = clock.seconds()
     answers = {completion.key: completion.tokens for completion in engine.run(requests)}
-    seconds = time.perf_counter() - start
+    seconds = clock.seconds() - start
     done = engine.statistics
     report = {
         "rows_per_s": round(len(rows) / seconds, 2),
@@ -111,11 +111,11 @@ def drain_seconds(engine: Engine) -> float:
         Request(key, prompt, Sampling(max_tokens=most, temperature=0, ignore_eos=True))
         for key, (prompt, (_, most)) in enumerate(zip(prompts, rows, strict=True))
     ]
-    began = time.perf_counter()
+    began = clock.seconds()
     for done, _ in enumerate(engine.run(requests), 1):
         if done == len(rows) - DRAIN:
-            began = time.perf_counter()
-    return time.perf_counter() - began
+            began = clock.seconds()
+    return clock.seconds() - began
 
 
 WITH_PATH: dict[str, Callable[[str], dict]] = {
