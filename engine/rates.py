@@ -100,15 +100,16 @@ class Rates:
 
 
 def built_in(spec: ModelSpec, dtype: str, device: str = "cpu", operations_per_second: float = REFERENCE) -> Rates:
-    """Rates of a kind of device. Of a processor no more is known than the speed of its float32 product."""
+    """Rates of a kind of device; those of a processor all in proportion to the speed of its float32 product."""
     known = DEVICES[device]
     speed = operations_per_second / REFERENCE if device == "cpu" else 1.0
+    bandwidth = known.bandwidth * speed
     layers, head = layer_weights(spec) * spec.num_layers, spec.vocab_size * spec.hidden_size
-    fixed = spec.num_layers * known.layer_seconds
+    fixed = spec.num_layers * known.layer_seconds / speed
 
     def curve(weights: int, name: str, more: float) -> Curve:
         kept = dtype if dtype == "float32" and name == "native" else name
-        read, operations = weights * known.weight_bytes[kept] / known.bandwidth, known.operations[kept] * speed
+        read, operations = weights * known.weight_bytes[kept] / bandwidth, known.operations[kept] * speed
         return Curve(SIZES, tuple(more + max(read, 2 * weights * count / operations) for count in SIZES))
 
     pair = (2.0 if dtype == "float32" else 1.0) * 4 * spec.query_size * spec.num_layers / speed
@@ -118,11 +119,13 @@ def built_in(spec: ModelSpec, dtype: str, device: str = "cpu", operations_per_se
         layers={name: curve(layers, name, fixed) for name in FORMATS},
         head={name: curve(head, name, 0.0) for name in FORMATS},
         own_pair={
-            name: max(pair / known.own_pairs * known.widening.get(name, 1.0), numbers * width / known.bandwidth)
+            name: max(pair / known.own_pairs * known.widening.get(name, 1.0), numbers * width / bandwidth)
             for name, width in _KV_BYTES.items()
         },
         shared_pair=dict.fromkeys(_KV_BYTES, pair / known.shared_pairs),
         kv_bytes={name: round(numbers * width) for name, width in _KV_BYTES.items()},
+        step=STEP_SECONDS / speed,
+        sequence=SEQUENCE_SECONDS / speed,
     )
 
 

@@ -111,6 +111,14 @@ def test_the_step_is_the_smallest_that_costs_no_speed() -> None:
     assert found.predicted.first_row_seconds < large.predicted.first_row_seconds
 
 
+def test_a_slower_processor_takes_longer_and_chooses_alike() -> None:
+    """Its speed is measured beside whatever else runs, so that choices must not hang on it."""
+    asked = Asked({}, MEMORY, FORMATS)
+    slow = choose_settings(LONG_ANSWER, built_in(SPEC, "bfloat16", "cpu", 15e9), asked)
+    assert slow.settings == chosen(LONG_ANSWER).settings
+    assert slow.predicted.seconds == pytest.approx(10 * chosen(LONG_ANSWER).predicted.seconds)
+
+
 def test_what_the_job_says_is_taken_and_told() -> None:
     found = chosen(LONG_ANSWER, max_batch_tokens=333, weights="native", speculation=False, sharing=False)
     assert (found.settings.max_batch_tokens, found.settings.weights) == (333, "native")
