@@ -1,11 +1,14 @@
 """Quantised linears beyond their cases: what a batch must not change, numbers not finite, layouts, refusals."""
 
+from functools import partial
+
 import pytest
 import torch
 from backends import NATIVE, each_backend
 
 from batchgen.kernels import Kernels
 from batchgen.kernels.case import normal
+from batchgen.kernels.linear_fp8.cases import make_weight as fp8
 from batchgen.kernels.linear_int4 import Int4Weight, packed, unpacked
 from batchgen.kernels.linear_int4.cases import make_weight as int4
 from batchgen.kernels.linear_int8 import Int8Weight
@@ -71,6 +74,38 @@ def test_strided_rows_and_another_number_type(kernels: Kernels) -> None:
     for result, same in zip(both(kernels, x[:, 50:150]), expected, strict=True):
         assert result.dtype == torch.float32
         assert torch.equal(result, same)
+
+
+@each_backend
+@pytest.mark.parametrize("group", [16, 32, 0])
+def test_rows_apart_are_rounded_as_rows_side_by_side(kernels: Kernels, group: int) -> None:
+    """Whole segments that lie one behind the other are rounded together, across rows too."""
+    weight = kernels.pack_int8(int8(33, 96, Form(group)))
+    x = normal((7, 300), torch.bfloat16, 2)[:, 50:146]
+    apart, together = (kernels.linear_int8(rows, weight, None, torch.float32) for rows in (x, x.contiguous()))
+    assert torch.equal(apart, together)
+
+
+@pytest.mark.parametrize("kernels", NATIVE.values(), ids=NATIVE)
+def test_threads_change_no_answer(kernels: Kernels) -> None:
+    """Rows are rounded by all threads before one of them multiplies."""
+    x = normal((90, 576), torch.bfloat16, 1)
+    calls = [
+        partial(kernels.linear_int8, x, kernels.pack_int8(int8(150, 576, Form()))),
+        partial(kernels.linear_int4, x, kernels.pack_int4(int4(150, 576, Form(32)))),
+        partial(kernels.linear_fp8, x, kernels.pack_fp8(fp8(150, 576, Form()))),
+    ]
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = [call(None, torch.float32) for call in calls]
+        for threads in (2, 3, 5):
+            torch.set_num_threads(threads)
+            for _ in range(5):
+                for call, expected in zip(calls, alone, strict=True):
+                    assert torch.equal(call(None, torch.float32), expected)
+    finally:
+        torch.set_num_threads(before)
 
 
 @each_backend
