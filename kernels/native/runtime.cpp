@@ -26,7 +26,7 @@ using Clock = std::chrono::steady_clock;
 constexpr auto AWAKE = std::chrono::microseconds(200);  // a thread of our own looks for the next loop, then it sleeps
 constexpr int LOOKS = 32;                               // between two looks at the clock
 constexpr int SEEN = 64;                                // loops after which it is asked how long they were waited for
-constexpr int MOST_WAITED = 3;                          // more than a third of their time: too long
+constexpr auto MOST_WAITED = std::chrono::microseconds(300);  // for a loop; a core that is free comes within 50
 constexpr auto APART = std::chrono::seconds(10);        // on threads of our own
 
 Region region = nullptr;
@@ -138,7 +138,7 @@ private:
     void note(Clock::time_point start, Clock::time_point own_end, Clock::time_point end) {
         took_ += end - start, waited_ += end - own_end;
         if (++loops_ < SEEN) return;
-        if (MOST_WAITED * waited_ > took_) apart_until_ = end + APART;
+        if (waited_ > SEEN * MOST_WAITED && 3 * waited_ > took_) apart_until_ = end + APART;
         loops_ = 0, took_ = waited_ = {};
     }
 
