@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from .items import MIN_SHARED_KEYS, MIN_SHARED_QUERIES
+from .items import worth_sharing
 from .rates import Rates
 
 STRIDES = 32  # answers are followed in so many strides,
@@ -123,12 +123,12 @@ class StepCost:
         work, rates, kv_cache = self.work, self.rates, self.settings.kv_cache
         own = work.own / (work.samples if self._samples_share(decoding) else 1) + work.answer / 2
         together = work.prompt - own + work.answer / 2
-        if self.settings.sharing and shares(together, decoding):
+        if self.settings.sharing and worth_sharing(decoding, together):
             return own * rates.own_pair[kv_cache] + together * rates.shared_pair[kv_cache]
         return (own + together) * rates.own_pair[kv_cache]
 
     def _samples_share(self, decoding: float) -> bool:
-        return self.settings.sharing and shares(self.work.own, min(decoding, self.work.samples))
+        return self.settings.sharing and worth_sharing(min(decoding, self.work.samples), self.work.own)
 
     def drafted(self, decoding: float) -> tuple[float, float]:
         """Seconds per step of plain progress with drafts, and how many times as far a step gets."""
@@ -140,11 +140,6 @@ class StepCost:
             if further / seconds > gain / best:
                 best, gain = seconds, further
         return best, gain
-
-
-def shares(keys: float, queries: float) -> bool:
-    """Whether keys in common are worth an attention item of their own."""
-    return keys >= MIN_SHARED_KEYS and queries >= MIN_SHARED_QUERIES
 
 
 def predict(work: Workload, settings: Settings, rates: Rates, kv_tokens: float = float("inf")) -> Prediction:

@@ -89,6 +89,8 @@ def attention(query: Tensor, pages: LayerPages, plan: GpuPlan, masking: Masking)
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if not len(query):
         return out
+    if pages.block_step not in (0, pages.block_size):
+        raise ValueError("attention on a device: blocks must lie side by side")
     query = query if query.stride(2) == 1 else query.contiguous()
     layout = plan.layout(num_heads, pages, query.dtype)
     sizes = (max(layout.sizes.partials, 1), num_heads)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchgen.engine.blocks import BlockNode
-from batchgen.engine.items import FULL_QUERIES, attention_items
+from batchgen.engine.items import FULL_QUERIES, attention_items, worth_sharing
 from batchgen.engine.sequence import Feed
 from batchgen.kernels.attention import AttentionItems
 
@@ -59,6 +59,16 @@ def test_only_feeds_that_leave_room_in_a_tile_share_an_item() -> None:
     path = [BlockNode(block, (), None) for block in range(8)]
     sequence = SimpleNamespace(path=path, blocks=list(range(20)), length=0, tokens=[])
     few, many = Feed(sequence, 128, 2), Feed(sequence, 128, FULL_QUERIES)
-    items = attention_items([few, few, few, many, many], SIZE)
-    assert np.diff(items.query_offset).tolist() == [6, 2, 2, 2, FULL_QUERIES, FULL_QUERIES]
-    assert items.start.tolist() == [0, 128, 128, 128, 0, 0]
+    items = attention_items([few] * 10 + [many] * 2, SIZE)
+    assert np.diff(items.query_offset).tolist() == [20, *[2] * 10, FULL_QUERIES, FULL_QUERIES]
+    assert items.start.tolist() == [0, *[128] * 10, 0, 0]
+
+
+def test_an_item_of_its_own_takes_many_queries_and_many_keys() -> None:
+    """As measured: 4 queries lose whatever they share, 16 gain on long runs, many from four blocks on."""
+    assert not any(worth_sharing(4, keys) for keys in (64, 256, 4096))
+    assert not worth_sharing(16, 64)
+    assert worth_sharing(16, 256)
+    assert not worth_sharing(128, 48)
+    assert worth_sharing(128, 64)
+    assert worth_sharing(250, 384)

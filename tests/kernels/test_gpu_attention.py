@@ -18,6 +18,7 @@ from batchgen.kernels.attention.gpu_tasks import Geometry, Sizes, Tasks, make_ta
 from batchgen.kernels.case import Case
 from batchgen.kernels.chip import Chip
 from batchgen.kernels.kv_format import LayerPages
+from batchgen.kernels.kv_format.cases import plain_pages
 from batchgen.kernels.launch import Launch
 
 LLAMA = Geometry(num_heads=32, num_kv_heads=8, block_size=16, processors=132, wide_rows=128)
@@ -173,3 +174,12 @@ def test_an_8b_model_compiles_to_matrix_instructions(format: str, capability: in
     check(made[gpu_cases.NARROW], capability, wide=False)
     check(made[gpu_cases.WIDE], capability, wide=True)
     assert compile_launch(made[gpu_cases.MERGE], capability).stack == 0
+
+
+def test_blocks_that_lie_apart_are_refused() -> None:
+    """As the host keeps them."""
+    query, keys, values, items, masking = cases.make(cases.decode(2, 20), cases.Shape(4, 2, 16), torch.bfloat16)
+    sides = [torch.stack([side.transpose(0, 1)] * 2, 1)[:, 0].transpose(0, 1) for side in (keys, values)]
+    step = gpu.plan_attention(items, 16, Chip())
+    with pytest.raises(ValueError, match="side by side"):
+        gpu.attention(query, plain_pages(*sides), step, masking)
