@@ -68,7 +68,7 @@ def choice_trie(texts: Sequence[str], options: Sequence[Sequence[int]]) -> Choic
     return ChoiceTrie(tuple(map(tuple, options)), frozenset(open_ended))
 
 
-def common_length(rows: Sequence[Sequence[int]]) -> int:
+def common_length(rows: Sequence[list[int]]) -> int:
     """How many leading tokens all rows have in common."""
     least, most = min(rows), max(rows)
     return next((at for at, (a, b) in enumerate(zip(least, most, strict=False)) if a != b), min(len(least), len(most)))
