@@ -3,6 +3,7 @@
 Knows which keys of the job file they are and how they are put into words; what is best is decided in the engine.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,6 +13,7 @@ import psutil
 from batchgen.engine.config import parse_memory
 from batchgen.engine.costs import Prediction, Settings, Workload, predict
 from batchgen.engine.options import Asked, Chosen, choose_settings
+from batchgen.engine.processor import likely_device
 from batchgen.engine.profile import workload_of
 from batchgen.engine.rates import Rates
 from batchgen.engine.request import Request
@@ -108,8 +110,10 @@ class Situation:
 
 
 def _memory(job: Job) -> float:
-    """Bytes for keys and values, as far as they are known before the model is loaded."""
+    """Bytes for keys and values, as far as they are known before the model is loaded; a graphics card's are not."""
     size, free = parse_memory(job.engine.memory), psutil.virtual_memory().available
+    if not isinstance(size, int) and likely_device(job.engine.device) == "cuda":
+        return math.inf
     if size is None:
         return float(min(_AUTO_SHARE * free, _AUTO_LIMIT))
     return float(size * free if isinstance(size, float) else size)

@@ -1,6 +1,7 @@
 """What `auto` comes to in a job: taken from its first rows, told by plan --explain, kept in the manifest."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +10,11 @@ from fake_models import SPEC, FakeModels
 from job_files import make_job, manifest, write_rows
 
 from batchgen.engine import calibration
+from batchgen.engine.config import EngineSettings
 from batchgen.engine.costs import Workload
 from batchgen.engine.options import STEP_TOKENS
 from batchgen.engine.rates import built_in
-from batchgen.jobs import Job, models, run
+from batchgen.jobs import Job, choices, models, run
 from batchgen.jobs.choices import Adaptation, Situation, measured
 from batchgen.jobs.command_plan import plan_job
 from batchgen.jobs.models import Models
@@ -165,6 +167,16 @@ def test_answers_that_turn_out_longer_let_more_run_at_once() -> None:
     assert change["max_sequences"] > before.max_sequences
     assert adapting.chosen.settings.weights == before.weights
     assert adapting.finished(1, 400) is None  # the next look comes at twice as many
+
+
+def test_the_memory_of_a_graphics_card_is_not_that_of_the_machine() -> None:
+    job = _job()
+    on_card = [
+        job.model_copy(update={"engine": job.engine.model_copy(update={"device": "cuda", "memory": memory})})
+        for memory in ("auto", 0.5, "1GiB")
+    ]
+    assert [choices._memory(one) for one in on_card] == [math.inf, math.inf, 2**30]
+    assert choices._memory(job.model_copy(update={"engine": EngineSettings()})) <= 4 * 2**30
 
 
 def test_what_comes_as_expected_changes_nothing() -> None:
