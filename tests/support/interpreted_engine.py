@@ -67,11 +67,13 @@ def _run() -> Iterator[Answers]:
 
 
 def _answer(path: Path, family: str, weights: str, kv_cache: str, table: str) -> Answers:
+    import torch
     from recorded import CallingRecorder
 
     from batchgen import kernels
     from batchgen.engine import Engine
     from batchgen.engine import engine as engine_module
+    from batchgen.engine import kv
     from batchgen.engine.graphs import EAGER, Recorded, Recurrence
     from batchgen.kernels.chip import Chip
     from batchgen.kernels.gpu_table import GpuKernels
@@ -85,6 +87,7 @@ def _answer(path: Path, family: str, weights: str, kv_cache: str, table: str) ->
     engine_module.EXECUTORS["cpu"] = lambda: executor
     made = GpuKernels(Chip(library=False)) if table == TRITON else ReferenceKernels()
     kernels.load = lambda device: made  # type: ignore[assignment]
+    kv._zeros = lambda sizes, dtype, device: torch.zeros(sizes, dtype=dtype)  # pages as they lie on a device
     settings = {"memory": "1MiB", "speculation": "off", "kv_cache": kv_cache, "block_size": 8}
     engine = Engine.load(str(path), device="cpu", dtype="float32", weights=weights, **settings)
     done = sorted(engine.run(_requests()), key=lambda completion: completion.key)
