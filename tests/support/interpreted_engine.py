@@ -71,9 +71,8 @@ def _answer(path: Path, family: str, weights: str, kv_cache: str, table: str) ->
     from recorded import CallingRecorder
 
     from batchgen import kernels
-    from batchgen.engine import Engine
+    from batchgen.engine import Engine, kv
     from batchgen.engine import engine as engine_module
-    from batchgen.engine import kv
     from batchgen.engine.graphs import EAGER, Recorded, Recurrence
     from batchgen.kernels.chip import Chip
     from batchgen.kernels.gpu_table import GpuKernels
