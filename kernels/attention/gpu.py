@@ -123,7 +123,7 @@ def launches(
         chosen = tile(pages, query.dtype, is_wide, chip)
         arguments = (
             *(query, out, partials, sums, *addresses(pages.keys), *addresses(pages.values), tasks, *lists),
-            *(query.stride(0), query.stride(1), pages.num_blocks * pages.block_size, inner, outer, masking.window or 0),
+            *(query.stride(0), query.stride(1), pages.head_step, pages.block_step, inner, outer, masking.window or 0),
         )
         grid = (count * pages.num_kv_heads,)
         made.append(Launch(attend, grid, arguments, {"V": variant}, chosen.num_warps, chosen.num_stages))

@@ -42,7 +42,7 @@ class Variant:
 def attend(
     query, out, partials, sums, key_codes, key_scales, value_codes, value_scales,
     tasks, rows, positions, places, blocks,
-    query_stride, query_head_stride, num_slots, scale, softcap, window, V: tl.constexpr,
+    query_stride, query_head_stride, head_step, block_step, scale, softcap, window, V: tl.constexpr,
 ):  # fmt: skip
     """A task of the table (first entry, queries, first block, keys, position of the first key) and one key head."""
     task = tasks + tl.program_id(0) // V.kv_heads * FIELDS
@@ -64,7 +64,7 @@ def attend(
     if V.window:
         begin = tl.minimum(tl.maximum(lowest - window + 1, 0) // V.keys * V.keys, end)
     pages = (key_codes, key_scales, value_codes, value_scales)
-    where = (tl.load(task + 2) + blocks, head * num_slots, num_keys, limit, window)
+    where = (tl.load(task + 2) + blocks, head * head_step, block_step, num_keys, limit, window)
     state = fresh(V)
     if V.split:
         whole = begin
@@ -91,11 +91,13 @@ def load_query(source, live, V: tl.constexpr):
     """The queries in the parts of the keys, turned as these are; a second part only where keys have two."""
     column = tl.arange(0, V.padded)
     query = tl.load(source[:, None] + column[None, :], mask=live[:, None] & (column < V.width)[None, :], other=0.0)
+    KEY: tl.constexpr = V.key_side
+    PADDED: tl.constexpr = V.padded
     first, second = query, query
-    if V.key_side.halves:
-        factor: tl.constexpr = V.key_side.turn_factor
-        left = tl.dot(query, hadamard(V.padded, 0, V.key_side).to(query.dtype), input_precision="tf32x3")
-        right = tl.dot(query, hadamard(V.padded, 1, V.key_side).to(query.dtype), input_precision="tf32x3")
+    if KEY.halves:
+        factor: tl.constexpr = KEY.turn_factor
+        left = tl.dot(query, hadamard(PADDED, 0, KEY).to(query.dtype), input_precision="tf32x3")
+        right = tl.dot(query, hadamard(PADDED, 1, KEY).to(query.dtype), input_precision="tf32x3")
         first, second = (left * factor).to(query.dtype), (right * factor).to(query.dtype)
     return first, second
 
@@ -103,15 +105,17 @@ def load_query(source, live, V: tl.constexpr):
 @triton.jit
 def walk(state, begin, end, q0, q1, pages, where, scale, softcap, MASKED: tl.constexpr, V: tl.constexpr):
     """Takes the keys begin .. end into the running softmax. Block ids are read one step ahead."""
+    KEY: tl.constexpr = V.key_side
+    VALUE: tl.constexpr = V.value_side
     most, total, acc0, acc1, least0, least1 = state
-    table, head_slot, num_keys, limit, window = where
+    table, head_slot, block_step, num_keys, limit, window = where
     lane = tl.arange(0, V.keys)
     block = tl.load(table + (begin + lane) // V.block_size, mask=begin + lane < num_keys, other=0)
     for start in range(begin, end, V.keys):
         key = start + lane
-        slot = (head_slot + block * V.block_size + key % V.block_size).to(tl.int64)
+        slot = (head_slot + block * block_step + key % V.block_size).to(tl.int64)
         block = tl.load(table + (key + V.keys) // V.block_size, mask=key + V.keys < num_keys, other=0)
-        scores = score(q0, q1, pages[0], pages[1], slot, key < num_keys, MASKED, V.key_side)
+        scores = score(q0, q1, pages[0], pages[1], slot, key < num_keys, MASKED, KEY)
         factor = scale  # of the largest product too: it is positive
         if V.softcap:
             scores = softcap - 2.0 * softcap / (1.0 + tl.exp2(scores * scale))
@@ -128,7 +132,7 @@ def walk(state, begin, end, q0, q1, pages, where, scale, softcap, MASKED: tl.con
         total = total * decay + tl.sum(weights, 1)
         sums = (acc0 * decay[:, None], acc1, least0, least1)
         acc0, acc1, least0, least1 = add_values(
-            weights, decay, sums, pages[2], pages[3], slot, key < num_keys, q0.dtype, MASKED, V.value_side
+            weights, decay, sums, pages[2], pages[3], slot, key < num_keys, q0.dtype, MASKED, VALUE
         )
         most = higher
     return most, total, acc0, acc1, least0, least1

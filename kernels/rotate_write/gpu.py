@@ -29,6 +29,7 @@ class Variant:
     width: int
     padded: int
     half: int
+    block_size: int
     key_side: Stored
     value_side: Stored
 
@@ -36,19 +37,21 @@ class Variant:
 @triton.jit
 def turn_and_store(
     query, key, value, cos, sin, slots, out, key_codes, key_scales, value_codes, value_scales,
-    query_stride, query_head_stride, key_stride, key_head_stride, value_stride, value_head_stride, num_slots,
-    V: tl.constexpr,
+    query_stride, query_head_stride, key_stride, key_head_stride, value_stride, value_head_stride,
+    head_step, block_step, V: tl.constexpr,
 ):  # fmt: skip
     """Program (token, 0): its keys; (token, 1): its values; (token, 2 ..): query heads. No slot below 0 is written."""
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    slot = tl.load(slots + token)
+    place = slot // V.block_size * block_step + slot % V.block_size
     if part >= 2:
         turn_queries(query + token * query_stride, query_head_stride, cos, sin, token, (part - 2) * V.some, out, V)
     elif part == 1:
         source = value + token * value_stride
-        store_values(source, value_head_stride, tl.load(slots + token), value_codes, value_scales, num_slots, V)
+        store_values(source, value_head_stride, slot, place, value_codes, value_scales, head_step, V)
     else:
-        source, slot = key + token * key_stride, tl.load(slots + token)
-        store_keys(source, key_head_stride, cos, sin, token, slot, key_codes, key_scales, num_slots, V)
+        source = key + token * key_stride
+        store_keys(source, key_head_stride, cos, sin, token, slot, place, key_codes, key_scales, head_step, V)
 
 
 @triton.jit
@@ -62,23 +65,27 @@ def turn_queries(source, head_stride, cos, sin, token, first, out, V: tl.constex
 
 
 @triton.jit
-def store_keys(source, head_stride, cos, sin, token, slot, codes, scales, num_slots, V: tl.constexpr):
+def store_keys(source, head_stride, cos, sin, token, slot, place, codes, scales, head_step, V: tl.constexpr):
+    KEY: tl.constexpr = V.key_side
+    PADDED: tl.constexpr = V.padded
     head = tl.arange(0, V.kv_padded)
     present = (head < V.kv_heads) & (slot >= 0)
     numbers = rotated(source + head * head_stride, present, cos, sin, token, V).to(tl.float32)
-    if V.key_side.turn:
-        numbers = turn(numbers, V.padded, V.key_side)
-    store_vectors(numbers, present, head.to(tl.int64) * num_slots + slot, codes, scales, V.padded, V.key_side)
+    if KEY.turn:
+        numbers = turn(numbers, PADDED, KEY)
+    store_vectors(numbers, present, head.to(tl.int64) * head_step + place, codes, scales, PADDED, KEY)
 
 
 @triton.jit
-def store_values(source, head_stride, slot, codes, scales, num_slots, V: tl.constexpr):
+def store_values(source, head_stride, slot, place, codes, scales, head_step, V: tl.constexpr):
+    VALUE: tl.constexpr = V.value_side
+    PADDED: tl.constexpr = V.padded
     head = tl.arange(0, V.kv_padded)
     column = tl.arange(0, V.padded)[None, :]
     present = (head < V.kv_heads) & (slot >= 0)
-    place = source + (head * head_stride)[:, None] + column
-    numbers = tl.load(place, mask=present[:, None] & (column < V.width), other=0.0).to(tl.float32)
-    store_vectors(numbers, present, head.to(tl.int64) * num_slots + slot, codes, scales, V.padded, V.value_side)
+    heads = source + (head * head_stride)[:, None] + column
+    numbers = tl.load(heads, mask=present[:, None] & (column < V.width), other=0.0).to(tl.float32)
+    store_vectors(numbers, present, head.to(tl.int64) * head_step + place, codes, scales, PADDED, VALUE)
 
 
 @triton.jit
@@ -120,7 +127,7 @@ def plan(
     arguments = (
         *(query, key, value, cos, sin, slots, out, *addresses(pages.keys), *addresses(pages.values)),
         *(stride for x in (query, key, value) for stride in x.stride()[:2]),
-        pages.num_blocks * pages.block_size,
+        *(pages.head_step, pages.block_step),
     )
     grid = (len(query), 2 + triton.cdiv(variant.heads, variant.some))
     return Launch(turn_and_store, grid, arguments, {"V": variant}, num_warps=4)
@@ -139,6 +146,7 @@ def make_variant(query: Tensor, cos: Tensor, pages: LayerPages) -> Variant:
         width=width,
         padded=padded,
         half=cos.shape[1],
+        block_size=pages.block_size,
         key_side=stored(pages.keys.format, width, True, assembly),
         value_side=stored(pages.values.format, width, False, assembly),
     )
