@@ -60,7 +60,7 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, call: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        aside = torch.cuda.Stream()
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):  # first without recording: kernels are compiled, libraries take their scratch
             call()

@@ -6,6 +6,7 @@ Knows shapes of a model and seconds; what a choice means, and which there are, i
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -28,6 +29,11 @@ class Trial(dict[Key, Choice]):
     """The choices that kernels ask for while they are tried; remembers what was asked last."""
 
     asked: Key | None = None
+
+    def reset(self) -> None:
+        """Back to the built-in choices."""
+        self.clear()
+        self.asked = None
 
     def get(self, key: Key, default: Choice | None = None) -> Choice | None:  # type: ignore[override]
         self.asked = key
@@ -70,8 +76,7 @@ def _tune_one(
     product: Product, tokens: int, trial: Trial, timer: Timer, deadline: float
 ) -> tuple[Key, Choice, float, float] | None:
     """Key, choice, its seconds and those of the built-in; None when that one is best, or nothing was asked."""
-    trial.clear()
-    trial.asked = None
+    trial.reset()
     before = timer(lambda: product.run(tokens))
     key = trial.asked
     if key is None:
@@ -172,7 +177,8 @@ def tune_device(
 def median_seconds(call: Callable[[], object]) -> float:
     """Of some calls on the current CUDA device, after one that compiles."""
     call()
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(REPEATS)]
+    timed = partial(torch.cuda.Event, enable_timing=True)
+    events = [(timed(), timed()) for _ in range(REPEATS)]
     for before, behind in events:
         before.record()
         call()

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -149,7 +150,7 @@ class QuantisedBuilder:
 
 def placed(weight: QuantisedWeight, device: torch.device) -> QuantisedWeight:
     """The weight on the device where it will be packed."""
-    tensors = {name: value.to(device) for name, value in _fields(weight) if isinstance(value, Tensor)}
+    tensors: dict[str, Any] = {name: value.to(device) for name, value in _fields(weight) if isinstance(value, Tensor)}
     return replace(weight, **tensors)
 
 
