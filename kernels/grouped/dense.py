@@ -60,12 +60,14 @@ def product(x: Tensor, weight: GroupedWeight, bias: Tensor | None, dtype: torch.
 
 
 def multiplied(x: Tensor, values: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """x [T, H] times plain values [O, H], plus bias float32, rounded to `dtype` after both where it is x's."""
-    if dtype != x.dtype:
-        out: Tensor = functional.linear(x.to(dtype), values.to(dtype), None if bias is None else bias.to(dtype))
-        return out
-    out = functional.linear(x, values)
-    return out if bias is None else out.add_(bias)
+    """x [T, H] times plain values [O, H] of its dtype, plus bias float32, as [T, O] in `dtype`."""
+    own = None if bias is None else bias.to(dtype)
+    if dtype == x.dtype:
+        return functional.linear(x, values, own)
+    if not x.is_cuda:  # where torch has no product of narrow numbers with wide results
+        return functional.linear(x.to(dtype), values.to(dtype), own)
+    out: Tensor = torch.mm(x, values.t(), out_dtype=dtype)
+    return out if own is None else out.add_(own)
 
 
 def plan(weight: GroupedWeight, out: Tensor) -> Launch:
