@@ -96,18 +96,16 @@ def gather_candidates(
         goal = tl.load(top_p + row) * mass
         least = tl.load(min_p + row)
         by_share = (wanted == 0) & (tl.load(top_p + row) >= 1)
-        order = ordered(largest)
-        shares = share(largest, best, heat)
         low = tl.full([], LOWEST, tl.int64)
         if by_share == 0:
-            high = tl.max(order, 0).to(tl.int64)
+            high = tl.max(ordered(largest), 0).to(tl.int64)
             while low < high:
                 thresholds = between(low, high, 4)
-                kept = order[:, None] >= thresholds[None, :]
+                kept = ordered(largest)[:, None] >= thresholds[None, :]
                 if wanted > 0:
                     held = tl.sum(kept.to(tl.int32), 0) >= wanted
                 else:
-                    held = tl.sum(tl.where(kept, shares[:, None], 0.0), 0) >= goal
+                    held = tl.sum(tl.where(kept, share(largest, best, heat)[:, None], 0.0), 0) >= goal
                 low, high = narrowed(low, high, thresholds, held)
         count = 0
         for start in range(0, vocabulary, BLOCK):
