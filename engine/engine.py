@@ -29,7 +29,7 @@ from .intake import Intake
 from .kv import KVPages
 from .link import link_to
 from .loop import StepLoop
-from .machine import compute_dtype, keep_freed_memory, use_granted_cores
+from .machine import compute_dtype, use_granted_cores
 from .request import Completion, Request
 from .runner import Runner
 from .sampling import Sampler
@@ -160,7 +160,6 @@ class Engine:
         model = load_decoder(checkpoint, number_format, device, ops, weights)
         text = load_tokenizer(tokenizer or path, None if tokenizer else revision)
         drafting = load_draft_weights(chosen, model, checkpoint, text, ops)
-        keep_freed_memory()
         engine = cls(model, checkpoint, text, ops, chosen, drafting)
         engine.resolved["weights"] = "native" if weights == "auto" else weights
         engine.resolved["rounding"] = {kind: round(error, 6) for kind, error in model.rounding.items()}

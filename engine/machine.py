@@ -3,9 +3,7 @@
 Reads the system; decides nothing about a job.
 """
 
-import ctypes
 import os
-import platform
 from pathlib import Path
 
 import psutil
@@ -15,9 +13,6 @@ from .processor import has_bfloat16
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CGROUP = Path("/sys/fs/cgroup")
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
-MOST_KEPT_BLOCK = 32 * 2**20  # bytes; glibc takes no more
-MOST_KEPT = 128 * 2**20
 
 
 def compute_dtype(name: str, stored: str | None, device: torch.device) -> torch.dtype:
@@ -44,19 +39,6 @@ def granted_cores() -> int:
 def use_granted_cores() -> None:
     """As many torch threads as cores; more would only take turns."""
     torch.set_num_threads(min(torch.get_num_threads(), granted_cores()))
-
-
-def keep_freed_memory() -> None:
-    """What a step frees stays with the process, up to a limit, and the next step uses it again.
-
-    Otherwise glibc hands large blocks back at once, and the system zeroes their pages anew for every op. Elsewhere
-    nothing changes.
-    """
-    if platform.libc_ver()[0] == "glibc":
-        library = ctypes.CDLL(None)
-        library.malloc_trim(0)  # what loading left behind
-        library.mallopt(M_MMAP_THRESHOLD, MOST_KEPT_BLOCK)
-        library.mallopt(M_TRIM_THRESHOLD, MOST_KEPT)
 
 
 def free_memory(device: torch.device) -> int:
