@@ -132,8 +132,9 @@ class StepCost:
 
     def drafted(self, decoding: float) -> tuple[float, float]:
         """Seconds per step of plain progress with drafts, and how many times as far a step gets."""
-        plain = self.seconds(decoding, 0.0)
-        best, gain = plain, 1.0
+        if not decoding:
+            return 0.0, 1.0
+        best, gain = self.seconds(decoding, 0.0), 1.0
         for length in range(1, CHAIN + 1):
             seconds = self.seconds(decoding, 0.0, decoding * length)
             further = sum(RIGHT**place for place in range(length + 1))

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchgen.engine.costs import Settings, Workload, affordable_seconds, predict
+from batchgen.engine.costs import Settings, StepCost, Workload, affordable_seconds, predict
 from batchgen.engine.grammar import Grammar
-from batchgen.engine.options import SEQUENCES, STEP_TOKENS, Asked, Chosen, choose_settings
+from batchgen.engine.options import DEFAULT, SEQUENCES, STEP_TOKENS, Asked, Chosen, choose_settings
 from batchgen.engine.profile import NOTHING, workload_of
 from batchgen.engine.rates import Curve, Rates, built_in
 from batchgen.engine.rates_cache import entry_name, keep_rates, load_rates
@@ -169,6 +169,13 @@ def test_a_prediction_accounts_for_all_work(work: Workload, under: Settings, roo
 def test_twice_the_rows_take_more_time(work: Workload, under: Settings) -> None:
     once, twice = predict(work, under, RATES), predict(replace(work, rows=2 * work.rows), under, RATES)
     assert once.seconds < twice.seconds < 2.2 * once.seconds + 1
+
+
+def test_a_step_of_nothing_takes_no_time() -> None:
+    """Rounding can leave groups of answers that run without anybody in them."""
+    cost = StepCost(LONG_ANSWER, replace(DEFAULT, speculation=True), RATES)
+    assert cost.drafted(0.0) == (0.0, 1.0)
+    assert cost.seconds(0.0, 0.0) == 0.0
 
 
 def test_a_curve_is_straight_between_its_points_and_in_proportion_behind_them() -> None:
