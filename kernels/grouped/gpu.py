@@ -34,15 +34,15 @@ def nibbles(words, PLANE: tl.constexpr, NUMBERS: tl.constexpr, ZERO: tl.constexp
         numbers = ((words >> (4 * PLANE)) & 15).to(tl.float32) - ZERO
     elif NUMBERS == "bf16":
         if PACKED:
-            asm: tl.constexpr = two_codes(PLANE, 0x43004300)
-            raised = tl.inline_asm_elementwise(asm, "=r,r", [words], tl.bfloat16, True, 2)
+            set_brain: tl.constexpr = two_codes(PLANE, 0x43004300)
+            raised = tl.inline_asm_elementwise(set_brain, "=r,r", [words], tl.bfloat16, True, 2)
         else:
             raised = (((words >> (4 * PLANE)) & 15) | 0x4300).to(tl.int16).to(tl.bfloat16, bitcast=True)
         numbers = raised - tl.full([], 128 + ZERO, tl.bfloat16)
     else:
         if PACKED:
-            asm: tl.constexpr = two_codes(PLANE, 0x64006400)
-            raised = tl.inline_asm_elementwise(asm, "=r,r", [words], tl.float16, True, 2)
+            set_half: tl.constexpr = two_codes(PLANE, 0x64006400)
+            raised = tl.inline_asm_elementwise(set_half, "=r,r", [words], tl.float16, True, 2)
         else:
             raised = (((words >> (4 * PLANE)) & 15) | 0x6400).to(tl.int16).to(tl.float16, bitcast=True)
         numbers = raised - tl.full([], 1024 + ZERO, tl.float16)
