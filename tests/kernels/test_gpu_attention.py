@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from attention_steps import steps
+from backends import REFERENCE
 from compiled import CAPABILITIES, SHARED_LIMIT, compile_launch, empty
 from compiled import empty_pages as pages
 from hypothesis import given, settings
@@ -15,7 +16,7 @@ from interpreted import plan
 from batchgen.kernels.attention import AttentionItems, Masking, cases, gpu, gpu_cases
 from batchgen.kernels.attention.cases import Step
 from batchgen.kernels.attention.gpu_tasks import Geometry, Sizes, Tasks, make_tasks, round_up
-from batchgen.kernels.case import Case
+from batchgen.kernels.case import Case, error
 from batchgen.kernels.chip import Chip
 from batchgen.kernels.kv_format import LayerPages
 from batchgen.kernels.kv_format.cases import plain_pages
@@ -34,6 +35,17 @@ def test_every_small_case_is_interpreted() -> None:
 @pytest.mark.parametrize("case", [case for case in gpu_cases.SMALL.cases if case.path], ids=lambda case: case.name)
 def test_path(case: Case) -> None:
     assert gpu_cases.path(*case.make(torch.bfloat16)) == case.path
+
+
+LARGE = gpu_cases.large_op(scale=32)
+
+
+@pytest.mark.parametrize("case", LARGE.cases, ids=lambda case: case.name)
+def test_cases_for_devices_are_what_they_say(case: Case) -> None:
+    """A thirty-second of every large case, on the reference."""
+    arguments = case.make(torch.bfloat16)
+    (result,), (expected,) = LARGE.run(REFERENCE, *arguments), LARGE.expected(*arguments)
+    assert error(result, expected) <= LARGE.tolerance[torch.bfloat16]
 
 
 def pairs(items: AttentionItems) -> list[tuple[int, int, int]]:
