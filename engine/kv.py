@@ -46,9 +46,10 @@ class KVPages:
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copies whole blocks, (source, destination) each, in every layer; no destination is a source."""
+        copy = copy_each if self._codes.is_cpu else copy_at_once
         for stored in (self._codes, self._scales):
-            for source, destination in pairs:
-                stored[:, :, :, destination] = stored[:, :, :, source]
+            if pairs and stored.numel():
+                copy(stored, pairs)
 
     def layer(self, index: int) -> LayerPages:
         """The key and the value pages of one layer."""
@@ -56,6 +57,19 @@ class KVPages:
 
     def _pages(self, layer: int, side: int) -> Pages:
         return Pages(self.shape.format, self._codes[layer, side], self._scales[layer, side], self.shape.head_dim)
+
+
+def copy_each(stored: Tensor, pairs: list[tuple[int, int]]) -> None:
+    """Block by block, as they lie side by side on the host."""
+    for source, destination in pairs:
+        stored[:, :, :, destination] = stored[:, :, :, source]
+
+
+def copy_at_once(stored: Tensor, pairs: list[tuple[int, int]]) -> None:
+    """In one launch for all pairs, as bytes: not every dtype of codes can be indexed."""
+    source, destination = torch.tensor(pairs).to(stored.device, non_blocking=True).unbind(1)
+    stored_bytes = stored.view(torch.uint8)
+    stored_bytes[:, :, :, destination] = stored_bytes[:, :, :, source]
 
 
 def _zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -29,6 +29,19 @@ def prompts() -> list[list[int]]:
     return [*made, long_start, short_start[:1], tiny.random_prompt(90, seed=40)]
 
 
+@each_format
+def test_copies_at_once_equal_copies_one_by_one(kv_cache: str) -> None:
+    shape = kv.KVShape(2, 3, 10, kv_format.FORMATS[kv_cache])
+    pages = kv.KVPages(shape, 7, 4, CPU)
+    for stored in (pages._codes, pages._scales):
+        stored.view(torch.uint8).random_(0, 120)
+        one_by_one, at_once = stored.clone(), stored.clone()
+        kv.copy_each(one_by_one, [(5, 1), (5, 2), (0, 6)])
+        kv.copy_at_once(at_once, [(5, 1), (5, 2), (0, 6)])
+        assert torch.equal(one_by_one.view(torch.uint8), at_once.view(torch.uint8))
+        assert stored.numel() == 0 or not torch.equal(at_once.view(torch.uint8), stored.view(torch.uint8))
+
+
 def requests() -> list[Request]:
     greedy = Sampling(max_tokens=MAX_TOKENS, temperature=0)
     made = [Request(key, prompt, greedy) for key, prompt in enumerate(prompts())]
