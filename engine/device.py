@@ -45,7 +45,7 @@ def find_cuda() -> Cuda:
     if torch.version.cuda is None:
         return Cuda(f"torch {torch.__version__} is built without CUDA; install a CUDA build of torch, or use cpu")
     try:
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
         count = torch.cuda.device_count()
     except (RuntimeError, AssertionError) as error:
         return Cuda(f"CUDA does not start: {str(error).splitlines()[0]}")

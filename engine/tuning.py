@@ -81,7 +81,7 @@ def _tune_one(
     key = trial.asked
     if key is None:
         return None
-    timed = []
+    timed: list[tuple[float, int, Choice]] = []
     for choice in candidates(key[0], tokens):
         if time.perf_counter() > deadline:
             break

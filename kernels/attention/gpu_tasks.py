@@ -138,7 +138,8 @@ def _num_parts(visible: Ints, geometry: Geometry, wide: bool) -> Ints:
     cost = visible + OVERHEAD
     share = cost.sum() * geometry.num_kv_heads / (TASKS_PER_PROCESSOR[wide] * geometry.processors)
     wanted = np.ceil(cost / max(share, 1.0)).astype(np.int64)
-    return np.clip(wanted, 1, np.maximum(visible // MIN_KEYS, 1))
+    parts: Ints = np.clip(wanted, 1, np.maximum(visible // MIN_KEYS, 1))
+    return parts
 
 
 def _places(query: Ints, counts: Ints) -> tuple[Ints, Ints]:
