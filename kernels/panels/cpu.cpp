@@ -129,14 +129,15 @@ void tile(const Weight& weight, const Panels& panels, const Activations& x, cons
             scale[p] = load_values(panels.scale + p * panels.scale_stride + group * OUTPUTS);
         const int64_t end = std::min((group + 1) * per_group, segments);
         for (int64_t segment = group * per_group; segment < end; ++segment) {
-            Sums sums[T][P];
+            Sums sums[T][P] = {};
+            if (weight.zero)
 #pragma GCC unroll 8
-            for (int t = 0; t < T; ++t)
+                for (int t = 0; t < T; ++t)
 #pragma GCC unroll 8
-                for (int p = 0; p < P; ++p)
+                    for (int p = 0; p < P; ++p)
 #pragma GCC unroll 8
-                    for (int part = 0; part < PARTS; ++part)
-                        sums[t][p].part[part] = Ints{} + offsets[t * segments + segment];
+                        for (int part = 0; part < PARTS; ++part)
+                            sums[t][p].part[part] = Ints{} + offsets[t * segments + segment];
             const int64_t quad = segment * segment_quads;
             const int64_t count = std::min(segment_quads, quads - quad);
             const uint8_t* from = panels.codes + (NIBBLES ? quad / 2 : quad) * QUAD_BYTES;
