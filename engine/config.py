@@ -198,11 +198,11 @@ class EngineSettings(Section):
     max_batch_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
         description="most tokens fed in one step; auto: the smallest that costs no speed, by the job's first rows and "
-        "the rates of the machine (512 without a job)",
+        "the rates of the machine; without a job: 512, on a GPU 8192",
     )
     max_sequences: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
-        description="most answers under way at once; auto: as max_batch_tokens (256 without a job)",
+        description="most answers under way at once; auto: as max_batch_tokens; without a job: 256, on a GPU 1024",
     )
     prefix_sharing: bool = Field(True, description="compute a prefix that rows share once; false is for measurements")
     speculation: Literal["auto", "off", "ngram", "suffix", "layer_skip"] | DraftSpeculation | MedusaSpeculation = Field(

@@ -60,8 +60,8 @@ def find_cuda() -> Cuda:
 def resolve_device(name: str) -> torch.device:
     """The torch device of an `engine.device` value; a CUDA device becomes the current one of this process.
 
-    `auto` takes the first CUDA device, and the CPU where that is not usable. Raises ModelError, with the reason, when a
-    named device is not.
+    `auto` takes the first CUDA device that can be used, and the CPU where none can. Raises ModelError, with the reason,
+    when a named device cannot be used.
     """
     device = choose_device(name, Cuda("not asked for") if name == "cpu" else find_cuda())
     if device.type == "cuda":
@@ -81,7 +81,7 @@ def choose_device(name: str, cuda: Cuda) -> torch.device:
     """The same, of what was found."""
     if name == "cpu":
         return torch.device("cpu")
-    index = int(name.partition(":")[2] or 0)
+    index = _first_usable(cuda) if name == "auto" else int(name.partition(":")[2] or 0)
     refusal = cuda.refusal(index)
     if refusal is None:
         log.info("engine.device: %s is cuda:%d, %s", name, index, cuda.devices[index][0])
@@ -90,3 +90,8 @@ def choose_device(name: str, cuda: Cuda) -> torch.device:
         raise ModelError(f"engine.device: {name} cannot be used: {refusal}")
     log.info("engine.device: auto is cpu: %s", refusal)
     return torch.device("cpu")
+
+
+def _first_usable(cuda: Cuda) -> int:
+    """The first device's number when none can be used: why not is asked of that one."""
+    return next((index for index in range(len(cuda.devices)) if cuda.refusal(index) is None), 0)

@@ -18,6 +18,8 @@ H200, T4 = ("NVIDIA H200", (9, 0)), ("Tesla T4", (7, 5))
         ("cuda:1", Cuda(None, (H200, H200)), "cuda:1"),
         ("auto", Cuda("no driver"), "cpu"),
         ("auto", Cuda(None, (T4,)), "cpu"),
+        ("auto", Cuda(None, (T4, H200)), "cuda:1"),
+        ("cuda", Cuda(None, (H200, T4)), "cuda:0"),
         ("auto", Cuda(None, (H200,), triton=False), "cpu"),
     ],
 )
@@ -48,7 +50,7 @@ def test_this_machine_is_looked_at(caplog):
     assert (found.fault is None) == torch.cuda.is_available()
     with caplog.at_level("INFO"):
         taken = resolve_device("auto")
-    assert (taken.type == "cuda") == (found.refusal(0) is None)
+    assert (taken.type == "cuda") == any(found.refusal(index) is None for index in range(len(found.devices)))
     assert "engine.device: auto is" in caplog.text
 
 

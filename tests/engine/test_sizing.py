@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchgen.engine import Engine, sizing
+from batchgen.engine import engine as engine_module
 from batchgen.engine.checkpoint import ModelError
+from batchgen.engine.config import EngineSettings
 from batchgen.engine.kv import KVPages
 from batchgen.engine.runner import Runner
 from batchgen.engine.sizing import blocks_of, kv_cache_bytes, largest_step, working_bytes
@@ -67,3 +69,10 @@ def test_on_a_cpu_auto_is_a_quarter_and_bounded(monkeypatch):
     assert kv_cache_bytes("auto", torch.device("cpu"), 0) == 2 * 2**30
     monkeypatch.setattr(sizing, "free_memory", lambda device: 80 * 2**30)
     assert kv_cache_bytes("auto", torch.device("cpu"), 0) == 4 * 2**30
+
+
+@pytest.mark.parametrize("name", ["max_batch_tokens", "max_sequences"])
+def test_limits_without_a_job_are_told_for_every_kind_of_device(name):
+    limits = getattr(engine_module, name.upper())
+    told = EngineSettings.model_fields[name].description
+    assert f"without a job: {limits['cpu']}, on a GPU {limits['cuda']}" in told
