@@ -12,13 +12,16 @@ import torch
 
 from ..kernels import Kernels
 from ..kernels.grouped.choice import Choice, Key, candidates
+from ..kernels.grouped.layout import SYMMETRIC_ZERO
 from ..kernels.linear_fp8 import Fp8Weight
 from ..kernels.linear_int4 import Int4Weight
 from ..kernels.linear_int8 import Int8Weight
 from .spec import ModelSpec
+from .weights.formats import HEAD
 
 TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # of steps: decoding at few rows up to a full prompt chunk
 INT4_GROUPS = (128, 32)  # of packed checkpoints, and of GGUF blocks
+HEAD_FORMATS = {"int4": "int8", "fp8": "int8"}  # where the head is held in another than the layers
 REPEATS = 15
 BETTER = 0.97  # of the built-in choice's time, below which another is taken
 
@@ -82,7 +85,7 @@ def _tune_one(
     if key is None:
         return None
     timed: list[tuple[float, int, Choice]] = []
-    for choice in candidates(key[0], tokens):
+    for choice in candidates(key.table, tokens):
         if time.perf_counter() > deadline:
             break
         trial[key] = choice
@@ -100,15 +103,22 @@ def _tune_one(
 def products_of(
     spec: ModelSpec, formats: Sequence[str], kernels: Kernels, dtype: torch.dtype, device: torch.device
 ) -> Iterator[Product]:
-    """The linears of a layer and the head in each weight format, with random numbers, one per shape."""
-    x = {}
-    for name in formats:
-        for part, (outputs, inputs) in shapes_of(spec).items():
-            if inputs not in x:
-                x[inputs] = torch.randn(max(TOKENS), inputs, dtype=dtype, device=device)
-            for title, weight in _MADE[name](outputs, inputs, device):
-                run = _runner(kernels, weight, x[inputs], dtype)
-                yield Product(f"{name}{title} {part} {outputs} x {inputs}", run)
+    """The linears of a layer and the head as each weight format holds them, with random numbers, one per shape."""
+    shapes = shapes_of(spec)
+    x = {
+        inputs: torch.randn(max(TOKENS), inputs, dtype=dtype, device=device)
+        for inputs in {inputs for _, inputs in shapes.values()}
+    }
+    for name, part in dict.fromkeys((_held_as(name, part), part) for name in formats for part in shapes):
+        outputs, inputs = shapes[part]
+        result = torch.float32 if part == HEAD else dtype
+        for title, weight in _MADE[name](outputs, inputs, device):
+            run = _runner(kernels, weight, x[inputs], result)
+            yield Product(f"{name}{title} {part} {outputs} x {inputs}", run)
+
+
+def _held_as(name: str, part: str) -> str:
+    return HEAD_FORMATS.get(name, name) if part == HEAD else name
 
 
 def shapes_of(spec: ModelSpec) -> dict[str, tuple[int, int]]:
@@ -119,7 +129,7 @@ def shapes_of(spec: ModelSpec) -> dict[str, tuple[int, int]]:
         "output": (spec.hidden_size, spec.num_heads * spec.head_dim),
         "gate_up": (2 * spec.intermediate_size, spec.hidden_size),
         "down": (spec.hidden_size, spec.intermediate_size),
-        "head": (spec.vocab_size, spec.hidden_size),
+        HEAD: (spec.vocab_size, spec.hidden_size),
     }
     return {part: shape for at, (part, shape) in enumerate(shapes.items()) if shape not in list(shapes.values())[:at]}
 
@@ -128,7 +138,8 @@ def _int4(outputs: int, inputs: int, device: torch.device) -> Iterator[tuple[str
     for group in INT4_GROUPS:
         codes = torch.randint(0, 256, (outputs, inputs // 2), dtype=torch.uint8, device=device)
         scale = torch.ones(outputs, -(-inputs // group), dtype=torch.float16, device=device)
-        yield f" in groups of {group}", Int4Weight(codes, scale, scale, group)
+        yield f" in groups of {group}", Int4Weight(codes, scale, -SYMMETRIC_ZERO * scale, group)
+        yield f" in groups of {group} with a minimum", Int4Weight(codes, scale, scale, group)
 
 
 def _int8(outputs: int, inputs: int, device: torch.device) -> Iterator[tuple[str, Int8Weight]]:

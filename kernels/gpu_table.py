@@ -35,7 +35,7 @@ class GpuKernels(ReferenceKernels):
 
     def __init__(self, chip: Chip | None = None, tuned: Mapping[Key, Choice] | None = None) -> None:
         """For the current device, or a chip that is not at hand; `tuned` goes before the table of choices."""
-        self.choices = Choices(chip or chip_at_hand(), tuned or {})
+        self.choices = Choices(chip or chip_at_hand(), {} if tuned is None else tuned)
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         return gpu_rms_norm.rms_norm(x, weight, epsilon)

@@ -1,11 +1,12 @@
 """The file of tuned choices: for each device and shape of product the way that was fastest there. Users may ship it.
 
-    {"version": 1, "devices": {NAME: [
-      {"kind": "wide", "tokens": 64, "outputs": 4096, "inputs": 4096, "microseconds": 12.3,
+    {"version": 2, "devices": {NAME: [
+      {"table": "wide", "codes": "int4", "group": 128, "tokens": 64, "outputs": 4096, "inputs": 4096,
+       "microseconds": 12.3,
        "choice": {"path": "split", "tokens": 64, "outputs": 128, "warps": 8, "stages": 3, "splits": 1}}, ..]}}
 
-NAME is the device's, as the driver tells it. `kind`, `tokens` (the largest of a bucket), `outputs` and `inputs` are the
-key of `grouped.choice`, `choice` its `Choice`. What is not in the file goes by the built-in table.
+NAME is the device's, as the driver tells it. `table` to `inputs` are the `Key` of `grouped.choice`, `choice` its
+`Choice`. What is not in the file goes by the built-in table.
 """
 
 import json
@@ -19,7 +20,7 @@ from typing import Any, get_args
 from .grouped.choice import Choice, Key
 from .grouped.choice import Path as Way
 
-VERSION = 1
+VERSION = 2
 VARIABLE = "BATCHGEN_TUNED"
 
 
@@ -70,10 +71,9 @@ def _entry(record: Mapping[str, Any]) -> tuple[Key, Choice]:
     numbers = [getattr(choice, one.name) for one in fields(choice) if one.name != "path"]
     if choice.path not in get_args(Way) or any(not isinstance(one, int) or one < 1 for one in numbers):
         raise ValueError(f"{record['choice']} is no choice")
-    return (str(record["kind"]), int(record["tokens"]), int(record["outputs"]), int(record["inputs"])), choice
+    sizes = (int(record[name]) for name in Key._fields[2:])
+    return Key(str(record["table"]), str(record["codes"]), *sizes), choice
 
 
 def _record(key: Key, choice: Choice, seconds: float) -> dict[str, Any]:
-    kind, tokens, outputs, inputs = key
-    shape = {"kind": kind, "tokens": tokens, "outputs": outputs, "inputs": inputs}
-    return {**shape, "choice": asdict(choice), "microseconds": round(seconds * 1e6, 2)}
+    return {**key._asdict(), "choice": asdict(choice), "microseconds": round(seconds * 1e6, 2)}

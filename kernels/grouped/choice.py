@@ -5,14 +5,16 @@ The crossings are a literal table; what tuning has found for a device and a shap
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
 from ..chip import Chip
 from ..launch import power_of_two
 from ..rounding import INT8
-from . import Form
+
+if TYPE_CHECKING:
+    from .layout import GroupedWeight
 
 Path = Literal["tiles", "split", "dense", "library"]
 LEAST_STEPS = 4  # of a program, where inputs are split
@@ -73,7 +75,17 @@ TABLES: dict[str, tuple[tuple[int, Choice], ...]] = {
         (UNBOUNDED, Choice("tiles", 64, 128, 8, 4)),
     ),
 }
-Key = tuple[str, int, int, int]  # kind of product, tokens as `bucket` rounds them, outputs, inputs
+
+
+class Key(NamedTuple):
+    """Products that are tuned together: a table, what a code stands for, inputs of a scale, and sizes."""
+
+    table: str
+    codes: str
+    group: int
+    tokens: int  # as `bucket` rounds them
+    outputs: int
+    inputs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +95,14 @@ class Choices:
     chip: Chip
     tuned: Mapping[Key, Choice]
 
-    def choose(self, table: str, tokens: int, outputs: int, inputs: int, step: int) -> Choice:
-        """The way for a batch of so many tokens, cut into programs; `step` inputs are read at once."""
-        key = (table, bucket(tokens), outputs, inputs)
+    def choose(self, table: str, weight: "GroupedWeight", tokens: int) -> Choice:
+        """The way for a batch of so many tokens, cut into programs."""
+        key = Key(table, weight.kind, weight.group, bucket(tokens), *weight.shape)
         choice = self.tuned.get(key) or next(choice for most, choice in TABLES[table] if tokens <= most)
-        return self.shared_out(choice, tokens, outputs, inputs, step)
+        return self.shared_out(choice, tokens, *weight.shape, weight.form.step)
 
     def shared_out(self, choice: Choice, tokens: int, outputs: int, inputs: int, step: int) -> Choice:
-        """A split in as many parts as keep every multiprocessor busy; one part is tiles."""
+        """A split in as many parts as keep every multiprocessor busy; `step` inputs are read at once."""
         if choice.path != "split":
             return choice
         tiles = max(1, -(-tokens // choice.tokens) * -(-outputs // choice.outputs))
@@ -101,20 +113,17 @@ class Choices:
         return replace(choice, path="split" if splits > 1 else "tiles", splits=splits)
 
 
-def wide(choices: Choices, form: Form, shape: tuple[int, int], tokens: int, has_minimum: bool) -> Choice:
-    """For activations as they are and a weight of (outputs, inputs)."""
-    return choices.choose("sums" if has_minimum else "wide", tokens, *shape, form.step)
+def wide(choices: Choices, weight: "GroupedWeight", tokens: int) -> Choice:
+    """For activations as they are."""
+    return choices.choose("wide" if weight.minimum is None else "sums", weight, tokens)
 
 
-def narrow(
-    choices: Choices, form: Form, shape: tuple[int, int], tokens: int, numbers: str, dtype: torch.dtype
-) -> Choice:
+def narrow(choices: Choices, weight: "GroupedWeight", tokens: int, numbers: str, dtype: torch.dtype) -> Choice:
     """For activations as codes. The library has products of one scale an output, aligned, of floats in bfloat16."""
-    outputs, inputs = shape
-    aligned = outputs % ALIGNED == 0 and (-(-inputs // form.step) * form.step) % ALIGNED == 0
+    aligned = weight.shape[0] % ALIGNED == 0 and (weight.steps * weight.form.step) % ALIGNED == 0
     served = tokens >= LEAST_TOKENS if numbers == INT8 else dtype == torch.bfloat16
     by_library = choices.chip.library and aligned and served
-    return choices.choose("grouped" if form.grouped else "narrow" if by_library else "alone", tokens, *shape, form.step)
+    return choices.choose("grouped" if weight.form.grouped else "narrow" if by_library else "alone", weight, tokens)
 
 
 def bucket(tokens: int) -> int:

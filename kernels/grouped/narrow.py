@@ -70,8 +70,7 @@ class Narrow:
         return gpu.Activations(codes, None, scale, True) if form.grouped else gpu.Activations(codes, scale.squeeze(1))
 
     def choice(self, tokens: int, dtype: torch.dtype) -> Choice:
-        weight = self.weight
-        return narrow(self.choices, weight.form, weight.shape, tokens, self.rounding.numbers, dtype)
+        return narrow(self.choices, self.weight, tokens, self.rounding.numbers, dtype)
 
     def _whole(self, x: gpu.Activations, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         sums = torch._int_mm(x.numbers, self.weight.codes.t())

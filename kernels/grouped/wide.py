@@ -32,7 +32,7 @@ class Wide:
     def __call__(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         """x [T, H] times the weight, plus bias float32, as [T, O] in `dtype`."""
         x = x if x.stride(1) == 1 else x.contiguous()
-        choice = wide(self.choices, self.weight.form, self.shape, len(x), self.weight.minimum is not None)
+        choice = wide(self.choices, self.weight, len(x))
         if choice.path == "dense":
             return dense.product(x, self.weight, bias, dtype)
         return gpu.product(self.activations(x), self.weight, bias, dtype, choice)

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from batchgen.engine.spec import ModelSpec
 from batchgen.engine.tuning import TOKENS, Product, Trial, products_of, shapes_of, tune
-from batchgen.kernels.grouped.choice import TABLES, Choice, bucket, candidates
+from batchgen.kernels.chip import Chip
+from batchgen.kernels.grouped.choice import TABLES, Choice, Key, bucket, candidates
+from batchgen.kernels.launch import Launch
 from batchgen.kernels.tables import ReferenceKernels
 from batchgen.kernels.tuned import read_tuned, tuned_file, write_tuned
 
@@ -21,7 +23,7 @@ def product(trial: Trial, kind: str, costs: dict[Choice | None, float], calls: l
     """A product that asks for its choice as kernels do, and costs what that one costs."""
 
     def run(tokens: int) -> float:
-        choice = trial.get((kind, bucket(tokens), 64, 32))
+        choice = trial.get(Key(kind, "int4", 32, bucket(tokens), 64, 32))
         calls.append(choice)
         if costs.get(choice, 1.0) == FOREVER:
             raise RuntimeError("out of resources: shared memory")
@@ -39,7 +41,7 @@ def test_the_fastest_candidate_is_found(kind):
     best = list(candidates(kind, 64))[-1]
     trial, calls, lines = Trial(), [], []
     found = tune([product(trial, kind, {best: 0.5}, calls)], trial, timer, FOREVER, lines.append)
-    assert found[kind, 64, 64, 32] == (best, 0.5)
+    assert found[Key(kind, "int4", 32, 64, 64, 32)] == (best, 0.5)
     assert len(lines) == len(TOKENS)
     assert set(candidates(kind, 64)) <= set(calls)
     assert not trial
@@ -69,7 +71,16 @@ CHOICES = st.builds(
     st.integers(2, 4),
     st.integers(1, 8),
 )
-KEYS = st.tuples(st.sampled_from(sorted(TABLES)), st.sampled_from([16, 64]), st.integers(1, 9), st.integers(1, 9))
+SIZES = st.integers(1, 9)
+KEYS = st.builds(
+    Key,
+    st.sampled_from(sorted(TABLES)),
+    st.sampled_from(["int4", "e4m3"]),
+    SIZES,
+    st.sampled_from([16, 64]),
+    SIZES,
+    SIZES,
+)
 
 
 @given(first=st.dictionaries(KEYS, CHOICES), second=st.dictionaries(KEYS, CHOICES))
@@ -87,16 +98,16 @@ def test_what_is_written_is_read_and_added_to(tmp_path_factory, first, second):
     [
         "nothing",
         "[]",
-        '{"version": 2, "devices": {}}',
-        '{"version": 1, "devices": {"X": [{"kind": "wide"}]}}',
-        '{"version": 1, "devices": {"X": [{"kind": "wide", "tokens": 1, "outputs": 1, "inputs": 1, '
-        '"choice": {"path": "magic"}}]}}',
+        '{"version": 1, "devices": {}}',
+        '{"version": 2, "devices": {"X": [{"table": "wide"}]}}',
+        '{"version": 2, "devices": {"X": [{"table": "wide", "codes": "int4", "group": 1, '
+        '"tokens": 1, "outputs": 1, "inputs": 1, "choice": {"path": "magic"}}]}}',
     ],
 )
 def test_a_file_that_is_none_is_refused_by_name(tmp_path, text):
     path = tmp_path / "tuned.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match=r"tuned\.json: no file of tuned choices of version 1 .*batchgen tune$"):
+    with pytest.raises(ValueError, match=r"tuned\.json: no file of tuned choices of version 2 .*batchgen tune$"):
         read_tuned(path, "X")
 
 
@@ -108,15 +119,20 @@ def test_where_the_file_is(tmp_path, monkeypatch):
     monkeypatch.setenv("BATCHGEN_TUNED", str(tmp_path / "mine.json"))
     with pytest.raises(ValueError, match=r"BATCHGEN_TUNED: there is no file .*mine\.json"):
         read_tuned(tuned_file(), "X")
-    (tmp_path / "mine.json").write_text(json.dumps({"version": 1, "devices": {}}))
+    (tmp_path / "mine.json").write_text(json.dumps({"version": 2, "devices": {}}))
     assert read_tuned(tuned_file(), "X") == {}
 
 
-def test_products_of_a_model_multiply_in_every_format():
+def tiny_spec() -> ModelSpec:
     spec = ModelSpec.__new__(ModelSpec)
     sizes = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "hidden_size": 64, "intermediate_size": 96}
     for name, value in {**sizes, "vocab_size": 300}.items():
         object.__setattr__(spec, name, value)
+    return spec
+
+
+def test_products_of_a_model_multiply_in_every_format():
+    spec = tiny_spec()
     assert shapes_of(spec) == {
         "qkv": (128, 64),
         "output": (64, 64),
@@ -125,4 +141,29 @@ def test_products_of_a_model_multiply_in_every_format():
         "head": (300, 64),
     }
     made = list(products_of(spec, ("int8", "fp8"), ReferenceKernels(), torch.float32, torch.device("cpu")))
-    assert [one.run(3).shape for one in made] == 2 * [torch.Size([3, n]) for n in (128, 64, 192, 64, 300)]
+    outputs = [one.run(3).shape[1] for one in made]
+    assert outputs == [128, 64, 192, 64, 300, 128, 64, 192, 64]  # the head of fp8 is that of int8
+
+
+def asked(formats: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> list[Key]:
+    """What each product of the tiny model asks for at 16 tokens, on a device that launches nothing."""
+    from batchgen.kernels.gpu_table import GpuKernels
+
+    monkeypatch.setattr(Launch, "run", lambda launch: None)
+    trial, keys = Trial(), []
+    for one in products_of(tiny_spec(), formats, GpuKernels(Chip(), trial), torch.float32, torch.device("cpu")):
+        one.run(16)
+        assert trial.asked is not None
+        keys.append(trial.asked)
+    return keys
+
+
+def test_every_product_is_tuned_for_itself(monkeypatch):
+    keys = asked(("int4", "int8", "fp8"), monkeypatch)
+    assert len(set(keys)) == len(keys)
+
+
+def test_heads_are_tuned_as_they_are_held(monkeypatch):
+    keys = asked(("int4", "fp8"), monkeypatch)
+    assert [key.codes for key in keys if key.outputs == 300] == ["int8"]
+    assert {key.table for key in keys if key.codes == "int4"} == {"wide", "sums"}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from batchgen.kernels.chip import Chip
 from batchgen.kernels.grouped import activations, dense, gpu, narrow
-from batchgen.kernels.grouped.choice import LEAST_STEPS, TABLES, Choice, Choices, bucket, candidates
+from batchgen.kernels.grouped.choice import LEAST_STEPS, TABLES, Choice, Choices, Key, bucket, candidates
 from batchgen.kernels.launch import Launch
 from batchgen.kernels.rounding import E4M3, INT8
 
@@ -92,7 +92,8 @@ def test_paths_of_an_h200(name: str, shape: str) -> None:
     processors=st.integers(1, 200),
 )
 def test_every_split_has_work(table: str, tokens: int, outputs: int, inputs: int, processors: int) -> None:
-    choice = Choices(Chip((9, 0), processors), {}).choose(table, tokens, outputs, inputs, 128)
+    built_in = next(choice for most, choice in TABLES[table] if tokens <= most)
+    choice = Choices(Chip((9, 0), processors), {}).shared_out(built_in, tokens, outputs, inputs, 128)
     assert (choice.splits > 1) == (choice.path == "split")
     steps = -(-inputs // 128)
     per_split = -(-steps // choice.splits)
@@ -102,10 +103,13 @@ def test_every_split_has_work(table: str, tokens: int, outputs: int, inputs: int
 
 def test_what_was_tuned_goes_first() -> None:
     tuned = Choice("tiles", 32, 64, 4, 3)
-    choices = Choices(CHIPS[90], {("wide", 256, 4096, 4096): tuned})
+    choices = Choices(CHIPS[90], {Key("wide", "int4", 128, 256, 4096, 4096): tuned})
     assert bucket(129) == bucket(256) == 256
-    assert choices.choose("wide", 200, 4096, 4096, 128) == tuned
-    assert choices.choose("wide", 257, 4096, 4096, 128).path == "dense"
+    held = weight("int4, groups of 128", 4096, 4096)
+    assert choices.choose("wide", held, 200) == tuned
+    assert choices.choose("wide", held, 257).path == "dense"
+    for other in ("int4, groups of 32", "int8, groups of 32", "fp8, one scale, plain activations"):
+        assert choices.choose("wide", weight(other, 4096, 4096), 200).path == "dense"
 
 
 @pytest.mark.parametrize("table", TABLES)

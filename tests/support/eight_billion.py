@@ -74,8 +74,8 @@ def choice_of(choices: Choices, name: str, held: GroupedWeight, rows: int) -> Ch
     """As the linears choose, results in bfloat16."""
     numbers = {torch.int8: ROUND_INT8, torch.float8_e4m3fn: ROUND_E4M3}.get(WEIGHTS[name][3])
     if numbers is None:
-        return wide(choices, held.form, held.shape, rows, held.minimum is not None)
-    return narrow(choices, held.form, held.shape, rows, numbers, torch.bfloat16)
+        return wide(choices, held, rows)
+    return narrow(choices, held, rows, numbers, torch.bfloat16)
 
 
 def products(chip: Chip, name: str) -> Iterator[Launch]:
