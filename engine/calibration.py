@@ -33,11 +33,16 @@ DRAWN = 1, 16, 64, 256
 KV_ROWS, KV_CONTEXT = 64, 512
 BLOCK_SIZE = 16
 MOST_LOAD = 0.1  # of all cores, by others
+FIRST_LOOK = 1.0  # seconds after which that load is looked at, before each number
 LEAST_SECONDS = 0.02  # for each number, at least two calls
 
 
 class DisturbedError(Exception):
-    """The micro-runs say nothing: other programs were at work, or they took too long. One line."""
+    """The micro-runs say nothing: other programs were at work, or took the memory. One line."""
+
+
+class TooLongError(DisturbedError):
+    """Nor do they in the time they were given, with hardly anything beside them; they would not another time."""
 
 
 def calibrate_device(spec: ModelSpec, dtype: str, device: str, seconds: float) -> Rates:
@@ -49,22 +54,38 @@ def calibrate_device(spec: ModelSpec, dtype: str, device: str, seconds: float) -
 
 def calibrate(spec: ModelSpec, kernels: Kernels, dtype: torch.dtype, device: torch.device, seconds: float) -> Rates:
     """The constants of this machine for a model of this shape, found in at most `seconds`. Raises DisturbedError."""
-    load = _Load()
-    rates = measure_rates(spec, kernels, dtype, Timer(device, time.perf_counter() + seconds))
-    if load.of_others() > MOST_LOAD:
-        raise DisturbedError(f"other programs used {load.of_others():.0%} of the processor during the micro-runs")
+    watch = _Watch(seconds)
+    try:
+        rates = measure_rates(spec, kernels, dtype, Timer(device, watch.check))
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise DisturbedError("the micro-runs found too little memory") from error
+    watch.require_quiet()
     return rates
 
 
-class _Load:
-    """What other programs use of all cores from now on."""
+class _Watch:
+    """What spoils measurements from now on: other programs, and more than so many seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
         self._start, self._busy, self._own = time.perf_counter(), self._all(), time.process_time()
 
-    def of_others(self) -> float:
+    def check(self) -> None:
+        """Raises DisturbedError as soon as it is known."""
+        if self._elapsed() > FIRST_LOOK:
+            self.require_quiet()
+        if self._elapsed() > self._seconds:
+            raise TooLongError("the micro-runs took too long")
+
+    def require_quiet(self) -> None:
+        """Raises DisturbedError when others used much of all cores so far."""
         others = self._all() - self._busy - (time.process_time() - self._own)
-        return max(0.0, others) / max(1e-9, (time.perf_counter() - self._start) * (psutil.cpu_count() or 1))
+        share = others / max(1e-9, self._elapsed() * (psutil.cpu_count() or 1))
+        if share > MOST_LOAD:
+            raise DisturbedError(f"other programs used {share:.0%} of the processor during the micro-runs")
+
+    def _elapsed(self) -> float:
+        return time.perf_counter() - self._start
 
     @staticmethod
     def _all() -> float:
@@ -73,7 +94,7 @@ class _Load:
 
 
 def measure_rates(spec: ModelSpec, kernels: Kernels, dtype: torch.dtype, timer: "Timer") -> Rates:
-    """The constants as the timer finds them. Raises DisturbedError when they take too long."""
+    """The constants as the timer finds them. Raises what its check does."""
     device = timer.device
     layers: dict[str, Curve] = {}
     head: dict[str, Curve] = {}
@@ -128,14 +149,16 @@ def random_decoder(
 
 @dataclass(frozen=True, slots=True)
 class Timer:
-    """Seconds of calls on a device, the fastest of several: what else runs on the machine only makes them slower."""
+    """Seconds of calls on a device, the fastest of several: what else runs on the machine only makes them slower.
+
+    `check` is called before each measurement, and may end them all.
+    """
 
     device: torch.device
-    deadline: float = float("inf")
+    check: Callable[[], None] = lambda: None
 
     def __call__(self, call: Callable[[], object]) -> float:
-        if time.perf_counter() > self.deadline:
-            raise DisturbedError("the micro-runs took too long")
+        self.check()
         best, end, calls = float("inf"), time.perf_counter() + LEAST_SECONDS, 0
         while calls < 2 or time.perf_counter() < end:
             start = time.perf_counter()

@@ -5,6 +5,7 @@ Knows how entries are named and stored; loads no torch.
 
 import json
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from hashlib import sha256
@@ -16,6 +17,7 @@ from .rates import Rates
 from .spec import ModelSpec
 
 _LAYOUT = 1  # of an entry
+_ATTEMPT = "seconds_too_few"
 
 
 def cache_file() -> Path:
@@ -37,15 +39,31 @@ def load_rates(path: Path, name: str) -> Rates | None:
     return None
 
 
+def load_attempt(path: Path, name: str) -> float:
+    """The seconds in which nothing could be measured for the entry; 0 where it was never tried."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return float(json.loads(path.read_text(encoding="utf-8"))[name][_ATTEMPT])
+    return 0.0
+
+
 def keep_rates(path: Path, name: str, rates: Rates) -> None:
     """Adds the entry; a home that cannot be written costs a measurement next time."""
+    _keep(path, name, rates.to_record())
+
+
+def keep_attempt(path: Path, name: str, seconds: float) -> None:
+    """Adds that so many seconds do not suffice to measure the entry."""
+    _keep(path, name, {_ATTEMPT: seconds})
+
+
+def _keep(path: Path, name: str, entry: Mapping[str, object]) -> None:
     known: dict[str, object] = {}
     with suppress(OSError, ValueError):
         known = json.loads(path.read_text(encoding="utf-8"))
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_name(f"{path.name}.{os.getpid()}")
-        aside.write_text(json.dumps({**known, name: rates.to_record()}), encoding="utf-8")
+        aside.write_text(json.dumps({**known, name: entry}), encoding="utf-8")
         aside.replace(path)
 
 

@@ -14,7 +14,7 @@ from batchgen.engine.costs import Workload, affordable_seconds, micro_run_second
 from batchgen.engine.models import architecture
 from batchgen.engine.processor import computed_dtype, likely_device
 from batchgen.engine.rates import Rates, built_in
-from batchgen.engine.rates_cache import cache_file, entry_name, keep_rates, load_rates
+from batchgen.engine.rates_cache import cache_file, entry_name, keep_attempt, keep_rates, load_attempt, load_rates
 from batchgen.engine.request import Completion, Request
 from batchgen.engine.spec import ModelSpec
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from batchgen.engine.gate import Choice
 
 log = logging.getLogger(__name__)
+
+_MORE = 2.0  # times the seconds that were too few before micro-runs are tried again
 
 
 class LoadedModel(Protocol):
@@ -126,18 +128,24 @@ class Models:
         if found is not None:
             return found
         rough = built_in(spec, dtype, device, machine_rate(rates_file()))
-        if work is None or (seconds := affordable_seconds(work, rough)) < micro_run_seconds(rough):
+        needed = max(micro_run_seconds(rough), _MORE * load_attempt(cache_file(), name))
+        if work is None or (seconds := affordable_seconds(work, rough)) < needed:
             return rough
         return self._measured(job, spec, name, seconds) or rough
 
     def _measured(self, job: Job, spec: ModelSpec, name: str, seconds: float) -> Rates | None:
-        """Rates of micro-runs, kept for the next job; None when they say nothing."""
-        from batchgen.engine.calibration import DisturbedError, calibrate_device
+        """Rates of micro-runs, kept for the next job; None when they say nothing.
+
+        That the time was too short is kept as well, so that only a job that allows more of it tries again.
+        """
+        from batchgen.engine.calibration import DisturbedError, TooLongError, calibrate_device
 
         try:
             rates = calibrate_device(spec, self.dtype(job), job.engine.device, seconds)
         except DisturbedError as error:
             log.info("built-in rates: %s", error)
+            if isinstance(error, TooLongError):
+                keep_attempt(cache_file(), name, seconds)
             return None
         keep_rates(cache_file(), name, rates)
         return rates

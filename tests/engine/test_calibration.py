@@ -9,7 +9,7 @@ import torch
 
 from batchgen import kernels
 from batchgen.engine import calibration
-from batchgen.engine.calibration import DisturbedError, Timer, calibrate, measure_rates, rising
+from batchgen.engine.calibration import DisturbedError, Timer, TooLongError, calibrate, measure_rates, rising
 from batchgen.engine.models import architecture
 from batchgen.engine.rates import FORMATS
 
@@ -50,16 +50,38 @@ def test_noise_does_not_make_more_work_faster() -> None:
 
 
 def test_micro_runs_that_take_too_long_say_nothing(spec) -> None:
-    with pytest.raises(DisturbedError, match="too long"):
+    with pytest.raises(TooLongError, match="too long"):
         calibrate(spec, OPS, torch.float32, CPU, seconds=0.0)
 
 
-def test_beside_other_work_micro_runs_say_nothing(spec, monkeypatch) -> None:
+@pytest.fixture
+def others_at_work(monkeypatch) -> None:
     class Times(tuple):
         idle = 0.0
 
     monkeypatch.setattr(
         calibration, "psutil", SimpleNamespace(cpu_times=lambda: Times([1e3 * time.time()]), cpu_count=lambda: 2)
     )
+
+
+def test_beside_other_work_micro_runs_say_nothing(spec, others_at_work) -> None:
     with pytest.raises(DisturbedError, match="other programs used"):
+        calibrate(spec, OPS, torch.float32, CPU, seconds=60.0)
+
+
+def test_other_work_ends_them_at_once_and_is_the_reason_even_out_of_time(spec, others_at_work, monkeypatch) -> None:
+    monkeypatch.setattr(calibration, "FIRST_LOOK", 0.0)
+    monkeypatch.setattr(calibration, "rising", lambda _: pytest.fail("a whole curve was measured"))
+    with pytest.raises(DisturbedError, match="other programs used") as ended:
+        calibrate(spec, OPS, torch.float32, CPU, seconds=0.0)
+    assert not isinstance(ended.value, TooLongError)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")])
+def test_without_memory_micro_runs_say_nothing(spec, monkeypatch, error) -> None:
+    def full(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(calibration, "random_decoder", full)
+    with pytest.raises(DisturbedError, match=r"^the micro-runs found too little memory$"):
         calibrate(spec, OPS, torch.float32, CPU, seconds=60.0)

@@ -129,6 +129,24 @@ def test_a_measurement_that_was_disturbed_is_not_kept(
     assert _Small().rates(make_job(tmp_path), HUGE).basis == "measured"
 
 
+def test_time_that_did_not_suffice_is_spent_again_only_by_a_job_with_more_of_it(
+    tmp_path: Path, micro_runs: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[float] = []
+
+    def slow(spec: object, dtype: str, device: str, seconds: float) -> None:
+        given.append(seconds)
+        raise calibration.TooLongError("too long")
+
+    monkeypatch.setattr(calibration, "calibrate_device", slow)
+    monkeypatch.setattr(models, "machine_rate", lambda _: 1e12)
+    monkeypatch.setattr(models, "affordable_seconds", lambda work, rates: work.rows / 1e6)
+    job = make_job(tmp_path)
+    for seconds in (20, 20, 39, 41):
+        assert _Small().rates(job, replace(HUGE, rows=seconds * 10**6)).basis == "built in"
+    assert given == [20, 41]
+
+
 def test_later_steps_choose_anew_and_keep_the_model(tmp_path: Path) -> None:
     write_rows(tmp_path, 8)
     steps = [
