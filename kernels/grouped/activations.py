@@ -23,8 +23,8 @@ def round_to_codes(
     SMALLEST: tl.constexpr, NEAREST: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """ROWS segments of one token; what lies behind the inputs becomes codes of 0."""
-    token = tl.program_id(1).to(tl.int64)
-    part = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    token = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
     within = tl.arange(0, WIDTH)[None, :]
     place = part * segment + within
     numbers = tl.load(x + token * x_stride + place, mask=(place < inputs) & (within < segment), other=0.0)
@@ -45,15 +45,15 @@ def round_to_codes(
         above = tl.maximum(power, 2.0**-6) * (NEAREST / 8)
         tl.store(target, ((scaled + above) - above).to(tl.float8e4nv), mask=stored)
     unit = tl.where(usable, tl.div_rn(largest, tl.full([ROWS], MOST, tl.float32)), 0.0)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     tl.store(scale + token * segments + row, tl.where(finite, unit, float("nan")), mask=row < segments)
 
 
 @triton.jit
 def add_chains(x, x_stride, sums, inputs, chain, chains, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """sums [tokens, chains] of x [tokens, inputs]."""
-    token = tl.program_id(1).to(tl.int64)
-    part = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    token = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     within = tl.arange(0, WIDTH)[None, :]
     place = part[:, None] * chain + within
     numbers = tl.load(x + token * x_stride + place, mask=(place < inputs) & (within < chain), other=0.0)
@@ -84,7 +84,7 @@ def plan_codes(x: Tensor, codes: Tensor, scale: Tensor, numbers: str, segment: i
     }
     arguments = (rows, rows.stride(0), codes, codes.shape[1], scale, x.shape[1], segment, segments)
     warps = min(16, max(4, parts * block // 512))
-    return Launch(round_to_codes, (-(-segments // parts), len(x)), arguments, constants, warps)
+    return Launch(round_to_codes, (len(x), -(-segments // parts)), arguments, constants, warps)
 
 
 def chain_sums(x: Tensor, chain: int, chains: int) -> Tensor:
@@ -100,7 +100,7 @@ def plan_sums(x: Tensor, sums: Tensor, chain: int) -> Launch:
     parts = min(power_of_two(chains), max(1, NUMBERS_PER_PROGRAM // block))
     return Launch(
         add_chains,
-        (-(-chains // parts), len(x)),
+        (len(x), -(-chains // parts)),
         (x, x.stride(0), sums, x.shape[1], chain, chains),
         {"ROWS": parts, "WIDTH": block},
         min(16, max(4, parts * block // 512)),

@@ -23,8 +23,8 @@ COLUMNS = 1024
 @triton.jit
 def scale_sums(sums, token_scale, scale, bias, out, outputs, BIAS: tl.constexpr, COLUMNS: tl.constexpr):
     """out [T, O] = sums int32 times the scales of token and output, plus bias."""
-    token = tl.program_id(1).to(tl.int64)
-    row = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    token = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     known = row < outputs
     total = tl.load(sums + token * outputs + row, mask=known, other=0).to(tl.float32)
     total *= tl.load(scale + row, mask=known, other=0.0).to(tl.float32)
@@ -90,5 +90,5 @@ def plan_scales(sums: Tensor, token_scale: Tensor | None, scale: Tensor, bias: T
     """The launch that scales sums [T, O] int32 to out [T, O]."""
     tokens, outputs = sums.shape
     arguments = (sums, token_scale, scale, out if bias is None else bias, out, outputs)
-    grid = (-(-outputs // COLUMNS), tokens)
+    grid = (tokens, -(-outputs // COLUMNS))
     return Launch(scale_sums, grid, arguments, {"BIAS": bias is not None, "COLUMNS": COLUMNS})

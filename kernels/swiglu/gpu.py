@@ -12,8 +12,8 @@ COLUMNS = 1024  # of a program: 4 warps with 8 numbers a thread
 
 @triton.jit
 def gate(gate_up, out, stride, width, COLUMNS: tl.constexpr):
-    row = tl.program_id(1).to(tl.int64)
-    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     within = columns < width
     opened = tl.load(gate_up + row * stride + columns, mask=within, other=0.0)
     up = tl.load(gate_up + row * stride + width + columns, mask=within, other=0.0)
@@ -34,5 +34,5 @@ def plan(gate_up: Tensor, out: Tensor) -> Launch:
     """The launch for gate_up [T, 2F] and out [T, F]."""
     rows = gate_up if gate_up.stride(1) == 1 else gate_up.contiguous()
     width = out.shape[1]
-    grid = (triton.cdiv(width, COLUMNS), len(rows))
+    grid = (len(rows), triton.cdiv(width, COLUMNS))
     return Launch(gate, grid, (rows, out, rows.stride(0), width), {"COLUMNS": COLUMNS})

@@ -12,9 +12,9 @@ COLUMNS = 4096  # of a program
 @triton.jit
 def forbid(logits, rows, bits, row_stride, column_stride, vocabulary, words, COLUMNS: tl.constexpr):
     """A word is read by the 32 threads of its ids, which is one request to the cache; no logit is read."""
-    number = tl.program_id(1).to(tl.int64)
+    number = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + number)
-    tokens = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    tokens = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     place = tokens // 32
     word = tl.load(bits + number * words + place, mask=place < words, other=0)
     forbidden = (tokens < vocabulary) & (((word >> (tokens % 32)) & 1) == 0)
@@ -30,6 +30,6 @@ def mask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
 def plan(logits: Tensor, rows: Tensor, bits: Tensor) -> Launch:
     """The launch for logits [R, V], rows [M] and bits [M, W]."""
     vocabulary, words = logits.shape[1], bits.shape[1]
-    grid = (triton.cdiv(vocabulary, COLUMNS), len(rows))
+    grid = (len(rows), triton.cdiv(vocabulary, COLUMNS))
     arguments = (logits, rows.contiguous(), bits.contiguous(), *logits.stride(), vocabulary, words)
     return Launch(forbid, grid, arguments, {"COLUMNS": COLUMNS})

@@ -4,8 +4,10 @@ import pytest
 import torch
 from compiled import CAPABILITIES, SHARED_LIMIT, compile_launch
 
+from batchgen.kernels.grouped import activations, narrow
 from batchgen.kernels.launch import Launch
 from batchgen.kernels.rms_norm import gpu as rms_norm
+from batchgen.kernels.rounding import INT8
 from batchgen.kernels.sampling import Filters, Penalties
 from batchgen.kernels.sampling import gpu as sampling
 from batchgen.kernels.swiglu import gpu as swiglu
@@ -53,6 +55,28 @@ def _sampling() -> dict[str, Launch]:
 
 
 SAMPLING = _sampling()
+MANY, MOST_DOWN = 100_000, 65_535  # rows; programs in the second and third direction of a grid, by CUDA's limit
+
+
+def _many_rows() -> dict[str, Launch]:
+    hidden, by_row = empty(MANY, 256), floats(MANY, 2)
+    codes, sums = empty(MANY, 256, dtype=torch.int8), empty(MANY, 256, dtype=torch.int32)
+    return {
+        "rms_norm": rms_norm.plan(hidden, hidden, empty(256), hidden, 1e-5, add=True),
+        "swiglu": swiglu.plan(empty(MANY, 512), hidden),
+        "codes": activations.plan_codes(hidden, codes, by_row, INT8, 128),
+        "sums of chains": activations.plan_sums(hidden, by_row, 128),
+        "scales": narrow.plan_scales(sums, floats(MANY), floats(256), None, hidden),
+        "mask": token_mask.plan(floats(MANY, 256), whole(MANY), empty(MANY, 8, dtype=torch.int32)),
+    }
+
+
+@pytest.mark.parametrize(("name", "launch"), _many_rows().items())
+def test_a_grid_holds_any_number_of_rows(name: str, launch: Launch) -> None:
+    assert launch.grid[0] >= MANY
+    assert all(count <= MOST_DOWN for count in launch.grid[1:]), name
+
+
 WHOLE_ROWS = {"draw_from_all", "gather_candidates", "check_finite"}
 
 
