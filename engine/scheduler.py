@@ -173,7 +173,7 @@ class Scheduler:
             for feed in step.feeds
             for draft in (guessed.get(id(feed), ()),)
         ]
-        return Step(step.copies, feeds)
+        return Step(step.copies, feeds, tries_drafts=bool(places))
 
     def _measure(self, step: Step) -> None:
         statistics, pool = self._statistics, self._residents.pool

@@ -203,10 +203,14 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one forward pass does: block copies first, then the feeds, neighbours in the plan next to each other."""
+    """What one forward pass does: block copies first, then the feeds, neighbours in the plan next to each other.
+
+    `tries_drafts`: a drafter was asked for it, whatever came of that.
+    """
 
     copies: list[tuple[int, int]]
     feeds: list[Feed]
+    tries_drafts: bool = False
 
     @property
     def num_tokens(self) -> int:

@@ -61,15 +61,13 @@ class Controller:
         self._rest_until = 0
         self._rest = REST
         self._rested_at = 0  # sequences when the rest began
-        self._opened = False
-        self._tried = 0  # opened steps of this window
+        self._tried = 0  # steps of this window that tried drafts
         self._balance = 0.0  # seconds that its tokens would have taken without drafts, less those they took
         self._worth = 0.0  # seconds per token without drafts, in the step under way
 
     def opens(self, step: Step) -> bool:
         self._steps += 1
-        self._opened = self._may_open(step)
-        return self._opened
+        return self._may_open(step)
 
     def lengths(self, drafts: list[Draft], step: Step) -> list[int]:
         paths = [self._acceptance.paths(draft) for draft in drafts]
@@ -91,7 +89,7 @@ class Controller:
         if not decodes_only(step):
             return
         self._times.measure(step.num_tokens, seconds)
-        if not self._opened:
+        if not step.tries_drafts:
             self._plain.measure(len(step.feeds), seconds)
             return
         if self._tried == WINDOW:

@@ -1,6 +1,7 @@
 """The policy of `auto` on a machine made of a formula: on where drafts pay, off where not, never much slower."""
 
 import random
+from collections import deque
 from types import SimpleNamespace
 
 import pytest
@@ -14,9 +15,9 @@ from batchgen.engine.draft.times import RIDGE, StepTimes
 GUESS = Draft((1, 2, 3, 4, 5, 6), (0.7,) * 6, 6, "own text")
 
 
-def step_of(counts):
+def step_of(counts, tries_drafts=False):
     feeds = [SimpleNamespace(samples=True, count=count, draft=(0,) * (count - 1)) for count in counts]
-    return SimpleNamespace(feeds=feeds, num_tokens=sum(counts))
+    return SimpleNamespace(feeds=feeds, num_tokens=sum(counts), tries_drafts=tries_drafts)
 
 
 def simulate(seconds, accept, sequences, steps=1500, noise=0.0, seed=0):
@@ -26,9 +27,10 @@ def simulate(seconds, accept, sequences, steps=1500, noise=0.0, seed=0):
     for number in range(steps):
         size = sequences(number)
         lengths = [0] * size
-        if controller.opens(step_of([1] * size)):
+        opened = controller.opens(step_of([1] * size))
+        if opened:
             lengths = controller.lengths([GUESS] * size, step_of([1] * size))
-        step = step_of([1 + length for length in lengths])
+        step = step_of([1 + length for length in lengths], opened)
         took = seconds(step.num_tokens) * (1 + noise * chance.random())
         controller.timed(step, took)
         spent += took
@@ -75,6 +77,27 @@ def test_it_wakes_in_the_drain():
     gain, late = simulate(flat_to_ridge, 0.8, lambda number: 64 if number < 600 else 4, steps=1500)
     assert late > 4
     assert gain > 1.1
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_what_a_step_without_drafts_takes_is_measured_whatever_was_planned_since(ahead):
+    """The scheduler plans a step, and so asks the policy, before it hears how long the one under way took."""
+    controller, under_way, plain = Controller(), deque(), []
+    controller._plain.measure = lambda size, seconds: (
+        plain.append(seconds),
+        StepTimes.measure(controller._plain, size, seconds),
+    )
+    for _ in range(10 * PLAIN_EVERY):
+        opened = controller.opens(step_of([1] * 4))
+        length = min(controller.lengths([GUESS] * 4, step_of([1] * 4))) if opened else 0
+        under_way.append((step_of([1 + length] * 4, opened), length))
+        if len(under_way) > ahead:
+            step, fed = under_way.popleft()
+            controller.timed(step, 0.03 if step.tries_drafts else 0.02)
+            for _ in range(4):
+                controller.verified(GUESS.cut(fed), fed)
+    assert len(plain) >= 10
+    assert set(plain) == {0.02}
 
 
 def test_steps_that_compute_prompts_are_left_alone():

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import tiny
-from drafters import adversaries, scripted
+from drafters import Scripted, adversaries, scripted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduling import (
@@ -23,7 +23,7 @@ from scheduling import (
 from batchgen.engine import Engine, Grammar, Request, Sampling
 from batchgen.engine import engine as engine_module
 from batchgen.engine.blocks import BlockPool, BlockTree
-from batchgen.engine.draft.speculation import NO_SPECULATION
+from batchgen.engine.draft.speculation import NO_SPECULATION, Drafting, Eager
 from batchgen.engine.intake import Intake
 from batchgen.engine.loop import StepLoop
 from batchgen.engine.scheduler import Scheduler
@@ -104,6 +104,27 @@ def test_a_few_rows_that_need_their_token_sit_out():
     finished, _ = drive(requests, model=model, max_sequences=17, budget=100, look_ahead=1)
     assert {c.key: c.tokens for c in finished} == {r.key: expected_answer(r) for r in requests}
     assert [len(step) for step in model.fed[:4]] == [17, 16, 17, 16]
+
+
+def test_a_step_says_whether_a_drafter_was_asked():
+    """Nobody is asked to go on behind a token that is still being drawn, or at a prompt with tokens to come."""
+    steps: list[Step] = []
+
+    class Opening(Eager):
+        def holds(self, step: Step) -> bool:
+            return len(steps) % 3 == 0
+
+        def timed(self, step: Step, seconds: float) -> None:
+            steps.append(step)
+
+    def drafting(statistics: Statistics) -> Drafting:
+        return Drafting(Scripted(lambda tokens, _: 0, [0, 2]), Opening(), VOCABULARY, statistics)
+
+    drive(rows(4, max_tokens=20), drafting=drafting, look_ahead=1)
+    asked = [step.tries_drafts for step in steps]
+    assert asked == [all(feed.samples and not feed.unknown for feed in step.feeds) for step in steps[:-1]] + [False]
+    assert {True, False} <= set(asked)
+    assert all(step.tries_drafts for step in steps if any(feed.draft for feed in step.feeds))
 
 
 def test_an_interrupted_loop_takes_what_is_under_way():
