@@ -31,14 +31,19 @@ def tune_model(model: str, options: TuneOptions, told: Callable[[str], None]) ->
     from batchgen.engine.device import resolve_device
     from batchgen.engine.models import architecture
     from batchgen.engine.tuning import tune_device
-    from batchgen.kernels.tuned import tuned_file, write_tuned
+    from batchgen.kernels.tuned import kept_records, tuned_file, write_tuned
 
     device = resolve_device(options.device)
     if device.type != "cuda":
         raise UsageError("--device: name a GPU, kernels of a CPU have no choices to tune")
+    path = options.out or tuned_file()
+    try:
+        kept_records(path)  # before minutes are spent for a file that cannot be added to
+    except ValueError as error:
+        raise UsageError(f"--out: {error}") from None
     config = open_checkpoint(model).config
     spec = architecture(config).spec(config)
-    name, path = torch.cuda.get_device_name(device), options.out or tuned_file()
+    name = torch.cuda.get_device_name(device)
     found = tune_device(spec, options.weights, torch.bfloat16, device, 60 * options.minutes, told)
     write_tuned(path, name, found)
     return f"{path}: {len(found)} choices for {name}, faster than the built-in ones"

@@ -12,8 +12,8 @@ NAME is the device's, as the driver tells it. `table` to `inputs` are the `Key` 
 import json
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any, get_args
 
@@ -32,12 +32,18 @@ def tuned_file() -> Path:
 
 def read_tuned(path: Path, device: str) -> dict[Key, Choice]:
     """The choices for a device by its name; none where there is no file. Raises ValueError naming the file."""
-    if not path.is_file():
-        if os.environ.get(VARIABLE):
-            raise ValueError(f"{VARIABLE}: there is no file {path}; unset it, or write one with batchgen tune")
-        return {}
+    if not path.is_file() and os.environ.get(VARIABLE):
+        raise ValueError(f"{VARIABLE}: there is no file {path}; unset it, or write one with batchgen tune")
+    return dict(map(_entry, kept_records(path).get(device, [])))
+
+
+def kept_records(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """What a file has of every device; nothing where there is no file. Raises ValueError naming the file."""
     try:
-        return dict(map(_entry, _devices(path).get(device, [])))
+        devices = _devices(path) if path.is_file() else {}
+        for record in chain.from_iterable(devices.values()):
+            _entry(record)
+        return devices
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path}: no file of tuned choices of version {VERSION} ({type(error).__name__}: {error}); "
@@ -46,10 +52,11 @@ def read_tuned(path: Path, device: str) -> dict[Key, Choice]:
 
 
 def write_tuned(path: Path, device: str, found: Mapping[Key, tuple[Choice, float]]) -> None:
-    """Adds choices and their seconds, in the place of older ones of the same keys; other devices' stay as they are."""
-    devices: dict[str, list[dict[str, Any]]] = {}
-    with suppress(OSError, ValueError):
-        devices = _devices(path)
+    """Adds choices and their seconds, in the place of older ones of the same keys; other devices' stay as they are.
+
+    Raises ValueError, and leaves the file alone, where `read_tuned` could not read it.
+    """
+    devices = kept_records(path)
     kept = [record for record in devices.get(device, []) if _entry(record)[0] not in found]
     devices[device] = kept + [_record(key, *value) for key, value in sorted(found.items())]
     path.parent.mkdir(parents=True, exist_ok=True)

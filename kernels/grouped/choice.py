@@ -109,7 +109,7 @@ class Choices:
         steps = -(-inputs // step)
         wanted = self.chip.multiprocessors * PROGRAMS_PER_MULTIPROCESSOR // tiles
         splits = max(1, min(wanted, steps // LEAST_STEPS, LARGEST_SPLIT))
-        splits = -(-steps // -(-steps // splits))  # the steps of a part are whole: the last parts may be left without
+        splits = -(-steps // -(-steps // splits))  # the steps of a part are whole: none is left without
         return replace(choice, path="split" if splits > 1 else "tiles", splits=splits)
 
 

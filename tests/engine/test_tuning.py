@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from batchgen.engine.spec import ModelSpec
 from batchgen.engine.tuning import TOKENS, Product, Trial, products_of, shapes_of, tune
+from batchgen.jobs.command_tune import TuneOptions, tune_model
+from batchgen.jobs.errors import UsageError
 from batchgen.kernels.chip import Chip
 from batchgen.kernels.grouped.choice import TABLES, Choice, Key, bucket, candidates
 from batchgen.kernels.launch import Launch
@@ -109,6 +111,25 @@ def test_a_file_that_is_none_is_refused_by_name(tmp_path, text):
     path.write_text(text)
     with pytest.raises(ValueError, match=r"tuned\.json: no file of tuned choices of version 2 .*batchgen tune$"):
         read_tuned(path, "X")
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "nothing", '{"version": 1, "devices": {}}', '{"version": 2, "devices": {"X": [1]}}']
+)
+def test_a_file_that_is_none_is_not_written_over(tmp_path, text):
+    path = tmp_path / "tuned.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"tuned\.json: no file of tuned choices of version 2 .*batchgen tune$"):
+        write_tuned(path, "X", {})
+    assert path.read_text() == text
+
+
+def test_a_file_that_cannot_be_added_to_is_refused_before_the_tuning(tmp_path, monkeypatch):
+    monkeypatch.setattr("batchgen.engine.device.resolve_device", torch.device)
+    path = tmp_path / "tuned.json"
+    path.write_text("[]")
+    with pytest.raises(UsageError, match=r"--out: .*tuned\.json: no file of tuned choices"):
+        tune_model("no model is opened", TuneOptions(("int4",), "cuda", 1.0, path), print)
 
 
 def test_where_the_file_is(tmp_path, monkeypatch):
