@@ -98,6 +98,8 @@ class Scheduler:
             if waiting and waiting[0] is feed:  # else the answer has ended, or another sample of its row failed
                 del waiting[0]
                 self._take(feed, results)
+            else:
+                self._speculation.dropped(feed.sequence)
 
     def take_finished(self) -> Iterator[Completion]:
         """The outcomes since the last call, in the order rows ended."""

@@ -102,6 +102,10 @@ class Speculation(Protocol):
 
     def timed(self, step: Step, seconds: float) -> None: ...
     def verified(self, sequence: Sequence, draft: tuple[int, ...], num_right: int) -> None: ...
+    def dropped(self, sequence: Sequence) -> None:
+        """In place of `verified` for one whose row was over before the step was."""
+        ...
+
     def ended(self, sequence: Sequence) -> None: ...
 
 
@@ -123,6 +127,9 @@ class NoSpeculation:
     def verified(self, sequence: Sequence, draft: tuple[int, ...], num_right: int) -> None:
         return None
 
+    def dropped(self, sequence: Sequence) -> None:
+        return None
+
     def ended(self, sequence: Sequence) -> None:
         return None
 
@@ -138,7 +145,7 @@ class Drafting:
         self._policy = policy
         self._vocabulary = vocabulary
         self._statistics = statistics
-        self._fed: dict[int, Draft] = {}  # by id of the sequence, of the steps under way
+        self._fed: dict[Sequence, Draft] = {}  # of the steps under way
 
     def places(self, step: Step) -> list[tuple[Feed, int]]:
         """Feeds that a draft may follow, and how long it may be: the drafter's limit, and the last token is drawn.
@@ -162,7 +169,7 @@ class Drafting:
         for draft, length in zip(drafts, self._policy.lengths(drafts, step), strict=True):
             chosen.append(draft.tokens[: min(length, budget)])
             budget -= len(chosen[-1])
-        self._fed |= {id(sequence): draft for (sequence, _), draft in zip(wanted, drafts, strict=True)}
+        self._fed |= {sequence: draft for (sequence, _), draft in zip(wanted, drafts, strict=True)}
         self._statistics.drafted_tokens += sum(map(len, chosen))
         self._statistics.drafted_steps += any(chosen)
         return chosen
@@ -176,10 +183,13 @@ class Drafting:
     def verified(self, sequence: Sequence, draft: tuple[int, ...], num_right: int) -> None:
         """`draft` is what was fed of it."""
         self._statistics.accepted_tokens += num_right
-        made = self._fed.pop(id(sequence), NO_DRAFT)
+        made = self._fed.pop(sequence, NO_DRAFT)
         fed = made.cut(len(draft))
         self._drafter.verified(fed, num_right)
         self._policy.verified(fed, num_right)
+
+    def dropped(self, sequence: Sequence) -> None:
+        self._fed.pop(sequence, None)
 
     def ended(self, sequence: Sequence) -> None:
         self._drafter.ended(sequence)

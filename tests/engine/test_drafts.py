@@ -131,6 +131,28 @@ def test_an_error_behind_accepted_drafts_is_the_row_s_and_one_behind_a_wrong_one
     assert finished[0].tokens == expected_answer(short[0])
 
 
+def test_no_draft_of_a_row_that_is_over_is_kept():
+    """Two samples with drafts in one step: the first fails, and with it the row of the second."""
+
+    class FailsAtFive(PagedModel):
+        def draw_at(self, point):
+            if point.sequence.sample == 0 and point.answer_length == 5:
+                return Drawn(error=RowError("numeric", "generate", "NaN"))
+            return super().draw_at(point)
+
+    made: list[Drafting] = []
+
+    def drafting(statistics):
+        made.append(scripted(GUESSES["wrong"], [2], VOCABULARY)(statistics))
+        return made[-1]
+
+    requests = [Request(key, [key, 2], Sampling(max_tokens=9, n=2, seed=key, ignore_eos=True)) for key in range(3)]
+    finished, statistics = drive(requests, model=FailsAtFive(4), drafting=drafting)
+    assert all(completion.error is not None for completion in finished)
+    assert statistics.drafted_tokens > 0
+    assert not made[0]._fed
+
+
 # what finds drafts
 
 
