@@ -49,7 +49,7 @@ class Scheduler:
         self._speculation = speculation
         self._residents = Residents(tree, statistics)
         self._admission = Admission(intake, self._residents, max_batch_tokens, max_sequences)
-        self._asked: tuple[int, int] | None = None
+        self._asked = self._taken = max_batch_tokens, max_sequences  # other threads set the first, the loop the second
 
     def adopt(self, max_batch_tokens: int, max_sequences: int) -> None:
         """Other limits, as soon as no more sequences run than a step of the new size feeds. From any thread."""
@@ -115,10 +115,11 @@ class Scheduler:
 
     def _take_limits(self) -> None:
         """Admission goes by them at once; a step goes on to feed one token at least of each sequence that runs."""
-        if self._asked is not None:
-            self._admission.limit(*self._asked)
-            if len(self._residents.running) <= self._asked[0]:
-                self._max_batch_tokens, self._asked = self._asked[0], None
+        asked = self._asked  # read once: others may be asked for at any time, and be equal to those taken last
+        if asked is not self._taken:
+            self._admission.limit(*asked)
+            if len(self._residents.running) <= asked[0]:
+                self._max_batch_tokens, self._taken = asked[0], asked
 
     def _grow(self) -> list[Sequence]:
         """Gives running answers the block their newest token needs, as long as there are free ones; who lacks one."""

@@ -391,3 +391,27 @@ def test_limits_change_between_steps_once_all_that_run_fit_the_step():
     assert sizes[3][0] == 8  # eight run: a step of four tokens would starve some
     later = sizes[-6:]
     assert all(feeds <= 2 and tokens <= 4 for feeds, tokens in later)
+
+
+def test_limits_asked_for_while_others_are_taken_come_next(monkeypatch):
+    requests = [Request(key, [key, 1, 2], Sampling(max_tokens=12, temperature=0)) for key in range(12)]
+    statistics = Statistics(kv_blocks_total=64)
+    intake = Intake(iter(requests), Bounds(256), lambda tokens: "", deque(), statistics)
+    scheduler = Scheduler(intake, BlockTree(BlockPool(64), 4), 64, 8, statistics)
+    taken, limit = [], scheduler._admission.limit
+
+    def limit_and_ask(*limits):
+        """Stands for another thread."""
+        limit(*limits)
+        taken.append(limits)
+        if len(taken) == 1:
+            scheduler.adopt(16, 4)
+
+    monkeypatch.setattr(scheduler._admission, "limit", limit_and_ask)
+    scheduler.adopt(32, 6)
+    scheduler._take_limits()
+    assert scheduler._max_batch_tokens == 32
+    scheduler._take_limits()
+    assert scheduler._max_batch_tokens == 16
+    scheduler._take_limits()
+    assert taken == [(32, 6), (16, 4)]
