@@ -12,6 +12,7 @@ import torch
 from .. import kernels
 from ..kernels import Kernels
 from .checkpoint import ModelError
+from .processor import Place, processor_name
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,12 @@ def resolve_device(name: str) -> torch.device:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device
+
+
+def find_place(name: str) -> Place:
+    """What an `engine.device` value comes to here; like `resolve_device` otherwise."""
+    device = resolve_device(name)
+    return Place(device.type, torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name())
 
 
 def load_kernels(device: torch.device) -> Kernels:

@@ -3,10 +3,19 @@
 import os
 import platform
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
 _DRIVER = Path("/proc/driver/nvidia/version")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where steps are computed. `kind`: cpu or cuda; `name`: the model of the processor or of the graphics card."""
+
+    kind: str
+    name: str
 
 
 def has_bfloat16() -> bool:
@@ -21,18 +30,19 @@ def computed_dtype(asked: str, stored: str | None, device: str) -> str:
     return "bfloat16" if stored != "float32" and (device == "cuda" or has_bfloat16()) else "float32"
 
 
-def likely_device(name: str) -> str:
-    """The kind of device that an `engine.device` value comes to, as far as that is seen without torch."""
-    if name != "auto":
-        return name.partition(":")[0]
-    return "cuda" if _DRIVER.exists() else "cpu"
+def likely_place(name: str) -> Place:
+    """What an `engine.device` value comes to, as far as that is seen without torch; a card is taken for the first."""
+    kind = name.partition(":")[0]
+    if kind == "auto":
+        kind = "cuda" if _DRIVER.exists() else "cpu"
+    return Place(kind, _first_card() if kind == "cuda" else processor_name())
 
 
-def device_name(kind: str) -> str:
-    """The processor, or the first graphics card by the name that its driver gives it."""
-    cards = sorted(_DRIVER.parent.glob("gpus/*/information")) if kind == "cuda" else []
+def _first_card() -> str:
+    """The graphics card by the name that its driver gives it."""
+    cards = sorted(_DRIVER.parent.glob("gpus/*/information"))
     named = re.search(r"^Model:\s*(.+)$", cards[0].read_text(), re.MULTILINE) if cards else None
-    return named[1].strip() if named else processor_name()
+    return named[1].strip() if named else "unknown card"
 
 
 def processor_name() -> str:

@@ -12,7 +12,7 @@ from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from .processor import device_name
+from .processor import Place
 from .rates import Rates
 from .spec import ModelSpec
 
@@ -26,10 +26,10 @@ def cache_file() -> Path:
     return Path(cache) / "batchgen" / "calibration.json"
 
 
-def entry_name(spec: ModelSpec, dtype: str, device: str) -> str:
+def entry_name(spec: ModelSpec, dtype: str, place: Place) -> str:
     """The key of an entry: what decides the rates."""
     shape = sha256(json.dumps(asdict(spec), sort_keys=True, default=str).encode()).hexdigest()[:16]
-    return f"{_LAYOUT} | {device}: {device_name(device)} | {dtype} {spec.model_type} {shape} | {_versions()}"
+    return f"{_LAYOUT} | {place.kind}: {place.name} | {dtype} {spec.model_type} {shape} | {_versions()}"
 
 
 def load_rates(path: Path, name: str) -> Rates | None:

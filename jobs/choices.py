@@ -13,7 +13,7 @@ import psutil
 from batchgen.engine.config import parse_memory
 from batchgen.engine.costs import Prediction, Settings, Workload, predict
 from batchgen.engine.options import Asked, Chosen, choose_settings
-from batchgen.engine.processor import likely_device
+from batchgen.engine.processor import Place
 from batchgen.engine.profile import workload_of
 from batchgen.engine.rates import Rates
 from batchgen.engine.request import Request
@@ -41,27 +41,32 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Situation:
-    """What a choice rests on: the job, its work as its first rows tell it, the machine, and the number format of
-    computation.
+    """What a choice rests on: the job, its work as its first rows tell it, the machine, the number format of
+    computation, and the device.
     """
 
     job: Job
     work: Workload
     rates: Rates
     dtype: str
+    place: Place
 
     @classmethod
     def of(cls, job: Job, models: Models, requests: Sequence[Request], rows: int, measure: bool = True) -> "Situation":
-        """`requests`: the first rows that can be asked. Unknown rates are measured if the job is long enough for it."""
-        work = workload_of(requests, rows)
-        return cls(job, work, models.rates(job, work if measure else None), models.dtype(job))
+        """`requests`: the first rows that can be asked. Raises ModelError for a device that cannot be used.
+
+        `measure`: the device is asked for, and unknown rates are measured if the job is long enough for it. Else both
+        are taken from what is known without loading torch.
+        """
+        work, place = workload_of(requests, rows), models.place(job) if measure else models.likely_place(job)
+        return cls(job, work, models.rates(job, place, work if measure else None), models.dtype(job, place), place)
 
     def shares(self) -> dict[str, dict[str, float]]:
         """By kind and format: the job's time beside that with native weights and keys in the computation's format."""
         return {kind: self._shares_of(kind) for kind in self._own}
 
     def _shares_of(self, kind: str) -> dict[str, float]:
-        settled, memory = {**self._own, **self._settled}, _memory(self.job)
+        settled, memory = {**self._own, **self._settled}, _memory(self.job, self.place)
 
         def seconds(name: str) -> float:
             return choose_settings(self.work, self.rates, Asked({**settled, kind: name}, memory)).predicted.seconds
@@ -78,11 +83,13 @@ class Situation:
         elif self.dtype == "float32":  # the exact mode
             settled = {**self._own, **settled}
         still_open = {kind: names for kind, names in self._formats.items() if kind not in settled}
-        return choose_settings(self.work, self.rates, Asked(settled, _memory(self.job), still_open))
+        return choose_settings(self.work, self.rates, Asked(settled, _memory(self.job, self.place), still_open))
 
     def predict(self, settings: Settings) -> Prediction:
         """The job under these settings."""
-        return predict(self.work, settings, self.rates, _memory(self.job) / self.rates.kv_bytes[settings.kv_cache])
+        return predict(
+            self.work, settings, self.rates, _memory(self.job, self.place) / self.rates.kv_bytes[settings.kv_cache]
+        )
 
     @property
     def _own(self) -> dict[str, Any]:
@@ -109,10 +116,10 @@ class Situation:
         return settled if engine.prefix_sharing else {**settled, "sharing": False}
 
 
-def _memory(job: Job) -> float:
+def _memory(job: Job, place: Place) -> float:
     """Bytes for keys and values, as far as they are known before the model is loaded; a graphics card's are not."""
     size, free = parse_memory(job.engine.memory), psutil.virtual_memory().available
-    if not isinstance(size, int) and likely_device(job.engine.device) == "cuda":
+    if not isinstance(size, int) and place.kind == "cuda":
         return math.inf
     if size is None:
         return float(min(_AUTO_SHARE * free, _AUTO_LIMIT))

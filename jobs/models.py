@@ -1,6 +1,6 @@
 """Where a job gets its model: identity and context length from the files, then tokenizer and engine.
 
-Knows the calls into the engine package; imports torch only when the engine is loaded. Pass a subclass to `run` to
+Knows the calls into the engine package; imports torch only when the engine is to be loaded. Pass a subclass to `run` to
 bring an engine of your own.
 """
 
@@ -12,7 +12,7 @@ from batchgen.engine.checkpoint import Checkpoint, open_checkpoint
 from batchgen.engine.config import ADOPTED, EngineSettings
 from batchgen.engine.costs import Workload, affordable_seconds, micro_run_seconds
 from batchgen.engine.models import architecture
-from batchgen.engine.processor import computed_dtype, likely_device
+from batchgen.engine.processor import Place, computed_dtype, likely_place
 from batchgen.engine.rates import Rates, built_in
 from batchgen.engine.rates_cache import cache_file, entry_name, keep_attempt, keep_rates, load_attempt, load_rates
 from batchgen.engine.request import Completion, Request
@@ -113,27 +113,37 @@ class Models:
 
         return load_tokenizer(job.tokenizer_path, None if job.model.tokenizer else job.model.revision)
 
-    def dtype(self, job: Job) -> str:
-        """The number format of computation, as far as it is known without loading torch."""
-        return computed_dtype(job.model.dtype, self._checkpoint(job).dtype, likely_device(job.engine.device))
+    def likely_place(self, job: Job) -> Place:
+        """Where a run would compute, as far as it is known without loading torch."""
+        return likely_place(job.engine.device)
 
-    def rates(self, job: Job, work: Workload | None = None) -> Rates:
-        """What this machine takes for steps of the model: measured earlier, or now if `work` is long enough for it.
+    def place(self, job: Job) -> Place:
+        """Where a run computes: what the engine will be loaded to. Raises ModelError."""
+        from batchgen.engine.device import find_place
+
+        return find_place(job.engine.device)
+
+    def dtype(self, job: Job, place: Place) -> str:
+        """The number format of computation."""
+        return computed_dtype(job.model.dtype, self._checkpoint(job).dtype, place.kind)
+
+    def rates(self, job: Job, place: Place, work: Workload | None = None) -> Rates:
+        """What a place takes for steps of the model: measured earlier, or now if `work` is long enough for it.
 
         Else what is built in, in proportion to the speed of a float32 product.
         """
-        spec, dtype, device = self.spec(job), self.dtype(job), likely_device(job.engine.device)
-        name = entry_name(spec, dtype, device)
+        spec, dtype = self.spec(job), self.dtype(job, place)
+        name = entry_name(spec, dtype, place)
         found = load_rates(cache_file(), name)
         if found is not None:
             return found
-        rough = built_in(spec, dtype, device, machine_rate(rates_file()))
+        rough = built_in(spec, dtype, place.kind, machine_rate(rates_file()))
         needed = max(micro_run_seconds(rough), _MORE * load_attempt(cache_file(), name))
         if work is None or (seconds := affordable_seconds(work, rough)) < needed:
             return rough
-        return self._measured(job, spec, name, seconds) or rough
+        return self._measured(job, spec, dtype, name, seconds) or rough
 
-    def _measured(self, job: Job, spec: ModelSpec, name: str, seconds: float) -> Rates | None:
+    def _measured(self, job: Job, spec: ModelSpec, dtype: str, name: str, seconds: float) -> Rates | None:
         """Rates of micro-runs, kept for the next job; None when they say nothing.
 
         That the time was too short is kept as well, so that only a job that allows more of it tries again.
@@ -141,7 +151,7 @@ class Models:
         from batchgen.engine.calibration import DisturbedError, TooLongError, calibrate_device
 
         try:
-            rates = calibrate_device(spec, self.dtype(job), job.engine.device, seconds)
+            rates = calibrate_device(spec, dtype, job.engine.device, seconds)
         except DisturbedError as error:
             log.info("built-in rates: %s", error)
             if isinstance(error, TooLongError):

@@ -32,6 +32,8 @@ WITHOUT_TORCH = (
     "detokenize",
     "config",
     "statistics",
+    "processor",
+    "rates_cache",
     "draft.table",
 )
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from batchgen.engine.processor import Place
+
 from ..errors import UsageError
 from ..job import Job
 from ..models import LoadedModel, Models
@@ -33,6 +35,10 @@ class ClusterModels(Models):
         self._address = address
         self._wanted = workers
         self._cluster: Cluster | None = None
+
+    def place(self, job: Job) -> Place:
+        """The workers', which are not started yet: only a guess, and no demand on the device of this process."""
+        return self.likely_place(job)
 
     def engine(self, job: Job) -> LoadedModel:
         """Starts the cluster and its workers, when a job comes to need them. Raises JobError."""

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from batchgen.engine.costs import Settings, StepCost, Workload, affordable_seconds, predict
 from batchgen.engine.grammar import Grammar
 from batchgen.engine.options import DEFAULT, SEQUENCES, STEP_TOKENS, Asked, Chosen, choose_settings
+from batchgen.engine.processor import Place
 from batchgen.engine.profile import NOTHING, workload_of
 from batchgen.engine.rates import Curve, Rates, built_in
 from batchgen.engine.rates_cache import entry_name, keep_rates, load_rates
@@ -189,19 +190,23 @@ def test_micro_runs_take_a_fiftieth_of_a_job_and_a_minute_at_most() -> None:
     assert affordable_seconds(replace(LONG_DOCUMENT, rows=1), RATES) < 0.5
 
 
+HERE = Place("cpu", "a processor")
+
+
 def test_rates_are_kept_by_device_shape_and_versions(tmp_path) -> None:
-    path, name = tmp_path / "a" / "calibration.json", entry_name(SPEC, "bfloat16", "cpu")
+    path, name = tmp_path / "a" / "calibration.json", entry_name(SPEC, "bfloat16", HERE)
     assert load_rates(path, name) is None
     keep_rates(path, name, RATES)
     keep_rates(path, "other", replace(RATES, basis="measured"))
     assert load_rates(path, name) == RATES
     assert load_rates(path, "other").basis == "measured"
     others = [
-        entry_name(replace(SPEC, num_layers=2), "bfloat16", "cpu"),
-        entry_name(SPEC, "float32", "cpu"),
-        entry_name(SPEC, "bfloat16", "cuda"),
+        entry_name(replace(SPEC, num_layers=2), "bfloat16", HERE),
+        entry_name(SPEC, "float32", HERE),
+        entry_name(SPEC, "bfloat16", Place("cuda", "a processor")),
+        entry_name(SPEC, "bfloat16", Place("cpu", "another")),
     ]
-    assert len({name, *others}) == 4
+    assert len({name, *others}) == 5
     path.write_text("[1]", encoding="utf-8")
     assert load_rates(path, name) is None
 

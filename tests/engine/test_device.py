@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from batchgen.engine import device
 from batchgen.engine.checkpoint import ModelError
-from batchgen.engine.device import Cuda, choose_device, find_cuda, resolve_device
+from batchgen.engine.device import Cuda, choose_device, find_cuda, find_place, resolve_device
+from batchgen.engine.processor import Place, likely_place, processor_name
 
 H200, T4 = ("NVIDIA H200", (9, 0)), ("Tesla T4", (7, 5))
 
@@ -52,6 +54,14 @@ def test_this_machine_is_looked_at(caplog):
         taken = resolve_device("auto")
     assert (taken.type == "cuda") == any(found.refusal(index) is None for index in range(len(found.devices)))
     assert "engine.device: auto is" in caplog.text
+
+
+def test_the_card_that_is_taken_gives_its_name(monkeypatch):
+    monkeypatch.setattr(device, "find_cuda", lambda: Cuda(None, (T4, H200)))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda place: f"card {place.index}")
+    assert find_place("cuda:1") == Place("cuda", "card 1")
+    assert find_place("cpu") == likely_place("cpu") == Place("cpu", processor_name())
 
 
 def test_a_torch_without_cuda_says_so(monkeypatch):

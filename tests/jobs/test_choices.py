@@ -6,19 +6,25 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from fake_models import SPEC, FakeModels
 from job_files import make_job, manifest, write_rows
 
-from batchgen.engine import calibration
+from batchgen.engine import calibration, device, processor
 from batchgen.engine.config import EngineSettings
 from batchgen.engine.costs import Workload
+from batchgen.engine.device import Cuda
 from batchgen.engine.options import STEP_TOKENS
+from batchgen.engine.processor import Place
 from batchgen.engine.rates import built_in
+from batchgen.engine.request import Request
 from batchgen.jobs import Job, choices, models, run
 from batchgen.jobs.choices import Adaptation, Situation, measured
+from batchgen.jobs.cluster.models import ClusterModels
 from batchgen.jobs.command_plan import plan_job
 from batchgen.jobs.models import Models
 
+HERE = Place("cpu", "a processor")
 HUGE = Workload(10**8, own=1000, common=0, computed=1000, answer=100, longest=1100)
 
 
@@ -86,7 +92,7 @@ class _Small(Models):
     def spec(self, job: Job):
         return SPEC
 
-    def dtype(self, job: Job) -> str:
+    def dtype(self, job: Job, place: Place) -> str:
         return "float32"
 
 
@@ -107,12 +113,12 @@ def micro_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_a_long_job_measures_the_machine_once(tmp_path: Path, micro_runs: list[float]) -> None:
     job = make_job(tmp_path)
-    assert _Small().rates(job).basis == "built in"
-    assert _Small().rates(job, replace(HUGE, rows=2)).basis == "built in"
+    assert _Small().rates(job, HERE).basis == "built in"
+    assert _Small().rates(job, HERE, replace(HUGE, rows=2)).basis == "built in"
     assert micro_runs == []
-    assert _Small().rates(job, HUGE).basis == "measured"
+    assert _Small().rates(job, HERE, HUGE).basis == "measured"
     assert micro_runs == [60.0]
-    assert _Small().rates(job).basis == _Small().rates(job, HUGE).basis == "measured"
+    assert _Small().rates(job, HERE).basis == _Small().rates(job, HERE, HUGE).basis == "measured"
     assert len(micro_runs) == 1
 
 
@@ -124,9 +130,9 @@ def test_a_measurement_that_was_disturbed_is_not_kept(
 
     good = calibration.calibrate_device
     monkeypatch.setattr(calibration, "calibrate_device", disturbed)
-    assert _Small().rates(make_job(tmp_path), HUGE).basis == "built in"
+    assert _Small().rates(make_job(tmp_path), HERE, HUGE).basis == "built in"
     monkeypatch.setattr(calibration, "calibrate_device", good)
-    assert _Small().rates(make_job(tmp_path), HUGE).basis == "measured"
+    assert _Small().rates(make_job(tmp_path), HERE, HUGE).basis == "measured"
 
 
 def test_time_that_did_not_suffice_is_spent_again_only_by_a_job_with_more_of_it(
@@ -143,7 +149,7 @@ def test_time_that_did_not_suffice_is_spent_again_only_by_a_job_with_more_of_it(
     monkeypatch.setattr(models, "affordable_seconds", lambda work, rates: work.rows / 1e6)
     job = make_job(tmp_path)
     for seconds in (20, 20, 39, 41):
-        assert _Small().rates(job, replace(HUGE, rows=seconds * 10**6)).basis == "built in"
+        assert _Small().rates(job, HERE, replace(HUGE, rows=seconds * 10**6)).basis == "built in"
     assert given == [20, 41]
 
 
@@ -163,7 +169,8 @@ def test_later_steps_choose_anew_and_keep_the_model(tmp_path: Path) -> None:
 def adaptation(answer: float, rows: int = 10_000) -> Adaptation:
     """Of a job whose answers were expected to have `answer` tokens."""
     work = Workload(rows, own=40, common=0, computed=40, answer=answer, longest=1000)
-    situation = Situation(_job(), work, built_in(replace(SPEC, num_layers=30, hidden_size=576), "bfloat16"), "bfloat16")
+    rates = built_in(replace(SPEC, num_layers=30, hidden_size=576), "bfloat16")
+    situation = Situation(_job(), work, rates, "bfloat16", HERE)
     return Adaptation(situation, situation.choose(FORMATS), FORMATS, rows)
 
 
@@ -189,12 +196,41 @@ def test_answers_that_turn_out_longer_let_more_run_at_once() -> None:
 
 def test_the_memory_of_a_graphics_card_is_not_that_of_the_machine() -> None:
     job = _job()
-    on_card = [
-        job.model_copy(update={"engine": job.engine.model_copy(update={"device": "cuda", "memory": memory})})
-        for memory in ("auto", 0.5, "1GiB")
-    ]
-    assert [choices._memory(one) for one in on_card] == [math.inf, math.inf, 2**30]
-    assert choices._memory(job.model_copy(update={"engine": EngineSettings()})) <= 4 * 2**30
+    asking = [job.model_copy(update={"engine": EngineSettings(memory=memory)}) for memory in ("auto", 0.5, "1GiB")]
+    card = Place("cuda", "a card")
+    assert [choices._memory(one, card) for one in asking] == [math.inf, math.inf, 2**30]
+    assert choices._memory(asking[0], HERE) <= 4 * 2**30
+
+
+class _ByKind(_Small):
+    def dtype(self, job: Job, place: Place) -> str:
+        return {"cpu": "float32", "cuda": "bfloat16"}[place.kind]
+
+
+def test_a_run_chooses_for_the_device_that_torch_has_whatever_drivers_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, micro_runs: list[float]
+) -> None:
+    driver = tmp_path / "version"
+    monkeypatch.setattr(processor, "_DRIVER", driver)
+    found = {False: Cuda(None, (("NVIDIA H200", (9, 0)),)), True: Cuda("torch is built without CUDA")}
+    monkeypatch.setattr(device, "find_cuda", lambda: found[driver.exists()])
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
+    monkeypatch.setattr(models, "machine_rate", lambda _: 1e12)
+    job = make_job(tmp_path)
+    for there, runs_on, planned in ((False, "cuda", "cpu"), (True, "cpu", "cuda")):
+        driver.write_text("") if there else None
+        run_here, plan = (Situation.of(job, _ByKind(), [Request(0, [1, 2])], 4, measure) for measure in (True, False))
+        assert (run_here.place.kind, plan.place.kind) == (runs_on, planned)
+        assert run_here.dtype == {"cpu": "float32", "cuda": "bfloat16"}[runs_on]
+        assert run_here.rates == built_in(SPEC, run_here.dtype, runs_on, 1e12)
+        assert math.isinf(choices._memory(job, run_here.place)) == (runs_on == "cuda")
+
+
+def test_where_a_cluster_computes_is_not_asked_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "find_cuda", lambda: pytest.fail("asked"))
+    job = make_job(tmp_path, engine__device="cuda")
+    assert ClusterModels("ray", None, None).place(job).kind == "cuda"
 
 
 def test_what_comes_as_expected_changes_nothing() -> None:

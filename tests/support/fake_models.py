@@ -12,6 +12,7 @@ from typing import Any
 
 from batchgen.engine.config import EngineSettings
 from batchgen.engine.costs import Workload
+from batchgen.engine.processor import Place
 from batchgen.engine.rates import Rates, built_in
 from batchgen.engine.request import Completion, Request, Sample, Sampling, TokenLogprob, Usage
 from batchgen.engine.spec import ModelSpec, RopeSpec
@@ -147,10 +148,13 @@ class FakeModels(Models):
     def tokenizer(self, job: Job) -> ByteTokenizer:
         return self.fake.tokenizer
 
-    def dtype(self, job: Job) -> str:
+    def place(self, job: Job) -> Place:
+        return self.likely_place(job)
+
+    def dtype(self, job: Job, place: Place) -> str:
         return "float32"
 
-    def rates(self, job: Job, work: Workload | None = None) -> Rates:
+    def rates(self, job: Job, place: Place, work: Workload | None = None) -> Rates:
         return built_in(SPEC, "float32")
 
     def formats(self, job: Job, prompts: Callable[[], Iterable[Sequence[int]]], shares: Any) -> Any:
