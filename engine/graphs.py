@@ -3,6 +3,7 @@
 Knows which steps are recorded and how they are padded; what a recording is on a device is a recorder's business.
 """
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from .batch import Batch
 from .kv import KVPages
+
+log = logging.getLogger(__name__)
 
 RECURS = 3  # steps of a size after which it is recorded
 MOST = 40  # recordings kept, the latest used ones
@@ -60,13 +63,16 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, call: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):  # first without recording: kernels are compiled, libraries take their scratch
-            call()
-        torch.cuda.current_stream().wait_stream(aside)
+        current, aside = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        aside.wait_stream(current)
+        try:
+            with torch.cuda.stream(aside):  # first without recording: kernels are compiled, libraries take scratch
+                call()
+        finally:
+            current.wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        captured = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
+        with torch.cuda.stream(current), captured:  # a capture that fails may leave its own stream the current one
             out = call()
 
         def replay() -> Tensor:
@@ -152,7 +158,7 @@ def fill(static: Batch, batch: Batch, scrap: int) -> None:
 class Recorded:
     """Records steps in which every token is sampled from, as in decoding; any other step is launched kernel by kernel.
 
-    Rows of padding write to the last block of the pages.
+    Rows of padding write to the last block of the pages. A size that there is no memory to record is not tried again.
     """
 
     scrap_blocks = 1
@@ -161,6 +167,7 @@ class Recorded:
         self._recorder = recorder
         self._recurrence = Recurrence()
         self._recordings: dict[Hashable, Recording] = {}
+        self._without_room: set[Hashable] = set()
 
     def forward(self, model: Model, batch: Batch, pages: KVPages) -> Tensor:
         count = len(batch.tokens)
@@ -170,9 +177,16 @@ class Recorded:
         recurs, known = self._recurrence.recurs(key), self._recordings.get(key)
         if known is not None and known.fits(batch):
             return known.run(batch)
-        if not recurs:
+        if not recurs or key in self._without_room:
             return model.forward(batch, pages)
-        self._recordings[key] = made = self._record(model, batch, pages, padded_size(count), known)
+        try:
+            self._recordings[key] = made = self._record(model, batch, pages, padded_size(count), known)
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            log.warning("no memory to record steps of %d rows, which run slower; lower engine.memory", count)
+            self._without_room.add(key)
+            return model.forward(batch, pages)
         for old in self._recurrence.surplus(self._recordings):
             del self._recordings[old]
         return made.run(batch)
@@ -185,6 +199,13 @@ class Recorded:
         scrap = (pages.num_blocks - 1) * pages.block_size
         static = static_batch(batch, size, scrap)
         return Recording(static, scrap, self._recorder.record(lambda: model.forward(static, pages)))
+
+
+def out_of_memory(error: BaseException | None) -> bool:
+    """It is a lack of memory, or came of one: what ends a capture reports that the capture is void."""
+    while error is not None and not isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        error = error.__context__
+    return error is not None
 
 
 # By kind of device.

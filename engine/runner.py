@@ -101,7 +101,8 @@ class Runner:
         return lambda: [drawn for part in parts for drawn in part.wait()]
 
     @torch.inference_mode()
-    def _start(self, feeds: list[Feed]) -> Part:
+    def start(self, feeds: list[Feed]) -> Part:
+        """Starts the feeds as one forward pass; raises whatever stands in the way."""
         points, batch = [feed.points for feed in feeds], self._batch(feeds)
         self.sampler.prepare([point for some in points for point in some])
         hidden = self.executor.forward(self.model, batch, self.pages)
@@ -117,7 +118,7 @@ class Runner:
         Running a feed again writes the same keys to the same slots, so the others lose nothing.
         """
         try:
-            part = self._start(feeds)
+            part = self.start(feeds)
             self.failures = 0
             return [part]
         except (MemoryError, torch.OutOfMemoryError) as error:

@@ -2,6 +2,7 @@
 
 import pytest
 import tiny
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from recorded import CallingRecorder, RefillableKernels
@@ -9,7 +10,7 @@ from recorded import CallingRecorder, RefillableKernels
 from batchgen import kernels as op_tables
 from batchgen.engine import Engine, Request, Sampling
 from batchgen.engine import engine as engine_module
-from batchgen.engine.graphs import MOST, Recorded, Recurrence, padded_size
+from batchgen.engine.graphs import MOST, Recorded, Recurrence, out_of_memory, padded_size
 
 
 @given(st.integers(1, 4096))
@@ -90,3 +91,40 @@ def test_recordings_are_bounded(tmp_path, recorder, monkeypatch):
     answers(engine)
     assert 1 <= len(executor._recordings) <= 2
     assert recorder.recorded > 2
+
+
+def lack_of_memory() -> Exception:
+    return torch.OutOfMemoryError("CUDA out of memory")
+
+
+def lack_of_memory_as_a_capture_ends() -> Exception:
+    error = RuntimeError("operation failed due to a previous error during capture")
+    error.__context__ = lack_of_memory()
+    return error
+
+
+@pytest.mark.parametrize("fault", [lack_of_memory, lack_of_memory_as_a_capture_ends])
+def test_without_memory_to_record_a_size_its_steps_are_launched_whole(tmp_path, recorder, monkeypatch, caplog, fault):
+    folder = tiny.tiny_model("llama3", tmp_path)
+    engine = load(folder, block_size=4)
+    tried, steps = [], []
+    real = type(engine._runner).start
+
+    def fails(call):
+        tried.append(call)
+        raise fault()
+
+    monkeypatch.setattr(recorder, "record", fails)
+    monkeypatch.setattr(type(engine._runner), "start", lambda runner, feeds: steps.append(feeds) or real(runner, feeds))
+    found = answers(engine)
+    assert 1 <= len(tried) == len(engine._runner.executor._without_room) == caplog.text.count("no memory to record")
+    assert len(steps) == engine.statistics.steps  # none was tried again in halves
+    monkeypatch.undo()
+    assert found == answers(load(folder))
+
+
+def test_other_faults_are_not_taken_for_a_lack_of_memory():
+    assert out_of_memory(lack_of_memory())
+    assert out_of_memory(lack_of_memory_as_a_capture_ends())
+    assert out_of_memory(MemoryError())
+    assert not out_of_memory(RuntimeError("an illegal memory access"))
