@@ -15,11 +15,12 @@ from .request import Request, Sampling
 from .runner import Runner
 from .sequence import Feed, Sequence, Step, Task
 from .stopping import NoStops
-from .token_counts import NoCounts
+from .token_counts import PromptAndAnswerCounts
 
 AUTO_SHARE = {"cpu": 0.25, "cuda": 0.9}  # of free memory, for the KV cache
 AUTO_LIMIT = {"cpu": 4 * 2**30, "cuda": 2**50}
-FILTERED = Sampling(temperature=0.8, top_p=0.9, max_tokens=2)  # draws by the way that needs most memory
+# Draws with most copies of the logits: one for log-probabilities, one for penalties; choices are scored with two.
+DEMANDING = Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.1, logprobs=5, max_tokens=2)
 
 
 class Meter(Protocol):
@@ -46,13 +47,13 @@ class AllocatorMeter:
         return peak
 
 
-def largest_step(num_tokens: int, num_sequences: int, block_size: int) -> Step:
-    """As many sequences and tokens as a step can have; all of them draw."""
+def largest_step(num_tokens: int, num_sequences: int, block_size: int, *, draws: bool = True) -> Step:
+    """As many sequences and tokens as a step can have; all of them draw, or none, as if more were to be fed."""
     feeds: list[Feed] = []
     next_block = 0
     for index in range(num_sequences):
         count = num_tokens // num_sequences + (index < num_tokens % num_sequences)
-        feeds.append(_feed(index, count, range(next_block, next_block + -(-count // block_size))))
+        feeds.append(_feed(index, count, range(next_block, next_block + -(-count // block_size)), draws))
         next_block += -(-count // block_size)
     return Step([], feeds)
 
@@ -66,14 +67,26 @@ def working_bytes(runner: Runner, step: Step, meter: Meter) -> int:
     """What a step takes beside weights and pages; it runs twice, for what libraries set up the first time."""
     for _ in range(2):
         meter.peak()
-        runner.execute(step)
+        runner.start(step.feeds).wait()
     return meter.peak()
 
 
 def _measured(runner: Callable[[int], Runner], num_tokens: int, num_sequences: int, block_size: int) -> int:
-    step = largest_step(num_tokens, min(num_tokens, num_sequences), block_size)
-    small = runner(blocks_of(step))
-    return working_bytes(small, step, AllocatorMeter(small.device))
+    """The largest step, and what recordings of decode steps keep for themselves: one such step without its draws.
+
+    Raises ModelError when there is not so much.
+    """
+    rows = min(num_tokens, num_sequences)
+    largest, recorded = largest_step(num_tokens, rows, block_size), largest_step(rows, rows, block_size, draws=False)
+    try:
+        small = runner(blocks_of(largest))
+        meter = AllocatorMeter(small.device)
+        return sum(working_bytes(small, step, meter) for step in (largest, recorded))
+    except (MemoryError, torch.OutOfMemoryError):
+        raise ModelError(
+            f"engine.max_batch_tokens: a step of {num_tokens} tokens does not fit beside the weights; "
+            f"lower it, or engine.max_sequences ({rows} rows)"
+        ) from None
 
 
 def _paged_by_the_system(runner: Callable[[int], Runner], num_tokens: int, num_sequences: int, block_size: int) -> int:
@@ -106,9 +119,10 @@ def kv_cache_bytes(memory: str | int | float, device: torch.device, working: int
     return size
 
 
-def _feed(key: int, count: int, blocks: range) -> Feed:
-    task = Task(Request(key, [0] * count, FILTERED), (0,) * count, 0, frozenset(), [None])
-    sequence = Sequence(task, 0, [0] * count, NoStops(), NoCounts())
+def _feed(key: int, count: int, blocks: range, draws: bool) -> Feed:
+    prompt = [0] * (count if draws else count + 1)
+    task = Task(Request(key, prompt, DEMANDING), tuple(prompt), 0, frozenset(), [None])
+    sequence = Sequence(task, 0, prompt, NoStops(), PromptAndAnswerCounts(prompt, DEMANDING.max_tokens))
     for block in blocks:
         sequence.add_block(block)
     return Feed(sequence, 0, count)

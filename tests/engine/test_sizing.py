@@ -1,5 +1,9 @@
 """KV memory beside weights and steps: the largest step is run once, and its peak left free."""
 
+from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import tiny
 import torch
@@ -13,6 +17,8 @@ from batchgen.engine.config import EngineSettings
 from batchgen.engine.kv import KVPages
 from batchgen.engine.runner import Runner
 from batchgen.engine.sizing import blocks_of, kv_cache_bytes, largest_step, working_bytes
+from batchgen.kernels import Kernels
+from batchgen.kernels.tables import ReferenceKernels
 
 CUDA = torch.device("cuda", 0)
 
@@ -28,12 +34,88 @@ def test_the_largest_step_has_every_token_and_every_sequence(tokens, sequences, 
     assert all(len(feed.sequence.blocks) * block_size >= feed.count for feed in step.feeds)
 
 
-def test_it_runs_and_its_peak_is_what_the_meter_says(tmp_path):
-    engine = Engine.load(str(tiny.tiny_model("llama3", tmp_path)), device="cpu", dtype="float32", memory="1MiB")
-    step = largest_step(50, 7, 16)
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory) -> Engine:
+    folder = tiny.tiny_model("llama3", tmp_path_factory.mktemp("model"))
+    return Engine.load(str(folder), device="cpu", dtype="float32", memory="1MiB")
+
+
+def runner_of(engine: Engine, num_blocks: int, ops: Kernels | None = None) -> Runner:
     real = engine._runner
-    pages = KVPages(engine.model.kv_shape(), blocks_of(step), 16, torch.device("cpu"))
-    runner, calls = Runner(real.model, real.kernels, pages, real.sampler), []
+    pages = KVPages(engine.model.kv_shape(), num_blocks, 16, torch.device("cpu"))
+    return Runner(real.model, real.kernels, pages, real.sampler if ops is None else replace(real.sampler, kernels=ops))
+
+
+class Still:
+    """A meter that reads nothing."""
+
+    def peak(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("what", ["pages", "step"])
+def test_a_step_that_does_not_fit_is_refused_not_halved(engine, monkeypatch, what):
+    def fails(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(engine.model, "forward", fails)
+    monkeypatch.setattr(sizing, "AllocatorMeter", lambda device: Still())
+    made = fails if what == "pages" else lambda blocks: runner_of(engine, blocks)
+    with pytest.raises(ModelError, match=r"engine\.max_batch_tokens: a step of 50 tokens .* lower it") as refused:
+        sizing.WORKING_BYTES["cuda"](made, 50, 7, 16)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_fault_of_the_measured_step_is_seen(engine, monkeypatch):
+    def forward(batch, pages):
+        raise ValueError("no such kernel")
+
+    monkeypatch.setattr(engine.model, "forward", forward)
+    step = largest_step(5, 1, 16)
+    with pytest.raises(ValueError, match="no such kernel"):
+        working_bytes(runner_of(engine, blocks_of(step)), step, Still())
+
+
+def test_the_largest_step_copies_logits_for_penalties_and_log_probabilities(engine):
+    called = Counter()
+
+    class Watched(ReferenceKernels):
+        def penalise(self, logits, penalties):
+            called["penalised"] += len(logits)
+            assert len(penalties.rows) >= len(logits)
+            return super().penalise(logits, penalties)
+
+        def logprobs(self, logits, tokens, top):
+            called["log-probabilities"] += len(logits)
+            return super().logprobs(logits, tokens, top)
+
+        def sample(self, logits, filters):
+            called["filtered"] += int((filters.top_p < 1).sum())
+            return super().sample(logits, filters)
+
+    step = largest_step(50, 7, 16)
+    working_bytes(runner_of(engine, blocks_of(step), Watched()), step, Still())
+    assert called == {"penalised": 14, "log-probabilities": 14, "filtered": 14}
+
+
+def test_room_is_left_for_what_recordings_of_steps_keep(monkeypatch):
+    seen = []
+
+    def working(runner, step, meter):
+        seen.append((step.num_tokens, len(step.feeds), sum(feed.num_points for feed in step.feeds)))
+        return 1000 * len(seen)
+
+    monkeypatch.setattr(sizing, "working_bytes", working)
+    monkeypatch.setattr(sizing, "AllocatorMeter", lambda device: None)
+    made = sizing.WORKING_BYTES["cuda"](lambda blocks: SimpleNamespace(device=CUDA), 300, 20, 16)
+    assert seen == [(300, 20, 20), (20, 20, 0)]
+    assert made == 3000
+
+
+def test_it_runs_and_its_peak_is_what_the_meter_says(engine):
+    step = largest_step(50, 7, 16)
+    runner, calls = runner_of(engine, blocks_of(step)), []
+    pages = runner.pages
 
     class Meter:
         def peak(self) -> int:
