@@ -4,15 +4,14 @@ Reads the system; decides nothing about a job.
 """
 
 import os
-from pathlib import Path
 
 import psutil
 import torch
 
+from .memory import cgroup_numbers, free_host_memory
 from .processor import has_bfloat16
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-CGROUP = Path("/sys/fs/cgroup")
 
 
 def compute_dtype(name: str, stored: str | None, device: torch.device) -> torch.dtype:
@@ -30,7 +29,7 @@ def compute_dtype(name: str, stored: str | None, device: torch.device) -> torch.
 def granted_cores() -> int:
     """Cores this process may use: its affinity mask, and the CPU quota of its cgroup."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _read_numbers(CGROUP / "cpu.max")
+    quota = cgroup_numbers("cpu.max")
     if len(quota) == 2 and quota[1] > 0:
         allowed = min(allowed, max(1, int(quota[0] // quota[1])))
     return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))
@@ -45,14 +44,4 @@ def free_memory(device: torch.device) -> int:
     """Bytes that can still be allocated on the device, within the cgroup's limit."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    free = int(psutil.virtual_memory().available)
-    limit, used = _read_numbers(CGROUP / "memory.max"), _read_numbers(CGROUP / "memory.current")
-    return min(free, max(0, int(limit[0] - used[0]))) if limit and used else free
-
-
-def _read_numbers(path: Path) -> list[float]:
-    """The numbers of a cgroup file; empty when it is absent or says "max"."""
-    try:
-        return [float(word) for word in path.read_text().split()]
-    except (OSError, ValueError):
-        return []
+    return free_host_memory()

@@ -9,16 +9,14 @@ from typing import Protocol
 import torch
 
 from .checkpoint import ModelError
-from .config import parse_memory
 from .machine import free_memory
+from .memory import cache_bytes
 from .request import Request, Sampling
 from .runner import Runner
 from .sequence import Feed, Sequence, Step, Task
 from .stopping import NoStops
 from .token_counts import PromptAndAnswerCounts
 
-AUTO_SHARE = {"cpu": 0.25, "cuda": 0.9}  # of free memory, for the KV cache
-AUTO_LIMIT = {"cpu": 4 * 2**30, "cuda": 2**50}
 # Draws with most copies of the logits: one for log-probabilities, one for penalties; choices are scored with two.
 DEMANDING = Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.1, logprobs=5, max_tokens=2)
 
@@ -106,11 +104,8 @@ def kv_cache_bytes(memory: str | int | float, device: torch.device, working: int
 
     Raises ModelError when the bytes asked for are not there.
     """
-    size, free = parse_memory(memory), max(0, free_memory(device) - working)
-    if size is None:
-        return min(int(AUTO_SHARE[device.type] * free), AUTO_LIMIT[device.type])
-    if isinstance(size, float):
-        return int(size * free)
+    free = max(0, free_memory(device) - working)
+    size = cache_bytes(memory, device.type, free)
     if device.type == "cuda" and size > free:
         raise ModelError(
             f"engine.memory: {memory}, but beside weights and steps {device} has {free / 2**30:.1f} GiB free; "

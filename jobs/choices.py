@@ -8,10 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import psutil
-
 from batchgen.engine.config import parse_memory
 from batchgen.engine.costs import Prediction, Settings, Workload, predict
+from batchgen.engine.memory import cache_bytes, free_host_memory
 from batchgen.engine.options import Asked, Chosen, choose_settings
 from batchgen.engine.processor import Place
 from batchgen.engine.profile import workload_of
@@ -21,7 +20,6 @@ from batchgen.engine.request import Request
 from .job import Job
 from .models import Models
 
-_AUTO_SHARE, _AUTO_LIMIT = 0.25, 4 * 2**30  # of free memory, as the engine takes it for keys
 _FIRST_LOOK = 64  # rows that have ended
 _WORTH_A_CHANGE = 1.05
 _WEIGHTS = "native", "int8", "int4", "fp8"
@@ -118,12 +116,10 @@ class Situation:
 
 def _memory(job: Job, place: Place) -> float:
     """Bytes for keys and values, as far as they are known before the model is loaded; a graphics card's are not."""
-    size, free = parse_memory(job.engine.memory), psutil.virtual_memory().available
-    if not isinstance(size, int) and place.kind == "cuda":
+    memory = job.engine.memory
+    if place.kind == "cuda" and not isinstance(parse_memory(memory), int):
         return math.inf
-    if size is None:
-        return float(min(_AUTO_SHARE * free, _AUTO_LIMIT))
-    return float(size * free if isinstance(size, float) else size)
+    return float(cache_bytes(memory, place.kind, free_host_memory()))
 
 
 def with_choices(job: Job, chosen: Chosen) -> Job:

@@ -33,6 +33,7 @@ WITHOUT_TORCH = (
     "config",
     "statistics",
     "processor",
+    "memory",
     "rates_cache",
     "draft.table",
 )

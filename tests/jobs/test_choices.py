@@ -11,6 +11,7 @@ from fake_models import SPEC, FakeModels
 from job_files import make_job, manifest, write_rows
 
 from batchgen.engine import calibration, device, processor
+from batchgen.engine import memory as host_memory
 from batchgen.engine.config import EngineSettings
 from batchgen.engine.costs import Workload
 from batchgen.engine.device import Cuda
@@ -18,6 +19,7 @@ from batchgen.engine.options import STEP_TOKENS
 from batchgen.engine.processor import Place
 from batchgen.engine.rates import built_in
 from batchgen.engine.request import Request
+from batchgen.engine.sizing import kv_cache_bytes
 from batchgen.jobs import Job, choices, models, run
 from batchgen.jobs.choices import Adaptation, Situation, measured
 from batchgen.jobs.cluster.models import ClusterModels
@@ -200,6 +202,17 @@ def test_the_memory_of_a_graphics_card_is_not_that_of_the_machine() -> None:
     card = Place("cuda", "a card")
     assert [choices._memory(one, card) for one in asking] == [math.inf, math.inf, 2**30]
     assert choices._memory(asking[0], HERE) <= 4 * 2**30
+
+
+def test_keys_are_planned_for_within_the_containers_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_memory, "CGROUP", tmp_path)
+    (tmp_path / "memory.max").write_text(f"{900 * 2**20}\n")
+    (tmp_path / "memory.current").write_text(f"{100 * 2**20}\n")
+    asking = [_job().model_copy(update={"engine": EngineSettings(memory=memory)}) for memory in ("auto", 0.5, "1GiB")]
+    assert [choices._memory(one, HERE) for one in asking] == [200 * 2**20, 400 * 2**20, 2**30]
+    assert [kv_cache_bytes(one.engine.memory, torch.device("cpu"), 0) for one in asking] == [
+        choices._memory(one, HERE) for one in asking
+    ]
 
 
 class _ByKind(_Small):
