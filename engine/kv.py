@@ -10,6 +10,7 @@ from torch import Tensor
 from ..kernels.kv_format import KVFormat, LayerPages, Pages
 
 ALIGNMENT = 64  # bytes: vectors of common widths then fill whole cache lines
+COPY_BYTES = 64 * 2**20  # less than the step that follows takes of a device
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +67,12 @@ def copy_each(stored: Tensor, pairs: list[tuple[int, int]]) -> None:
 
 
 def copy_at_once(stored: Tensor, pairs: list[tuple[int, int]]) -> None:
-    """In one launch for all pairs, as bytes: not every dtype of codes can be indexed."""
-    source, destination = torch.tensor(pairs).to(stored.device, non_blocking=True).unbind(1)
+    """Many pairs a launch, no more than COPY_BYTES held aside; as bytes: not every dtype of codes can be indexed."""
     stored_bytes = stored.view(torch.uint8)
-    stored_bytes[:, :, :, destination] = stored_bytes[:, :, :, source]
+    block_bytes = max(1, stored_bytes.numel() // stored_bytes.shape[3])
+    for some in torch.tensor(pairs).to(stored.device, non_blocking=True).split(max(1, COPY_BYTES // block_bytes)):
+        source, destination = some.unbind(1)
+        stored_bytes[:, :, :, destination] = stored_bytes[:, :, :, source]
 
 
 def _zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -42,6 +42,25 @@ def test_copies_at_once_equal_copies_one_by_one(kv_cache: str) -> None:
         assert stored.numel() == 0 or not torch.equal(at_once.view(torch.uint8), stored.view(torch.uint8))
 
 
+@pytest.mark.parametrize(("blocks_aside", "parts"), [(0.5, [1] * 5), (1, [1] * 5), (2.5, [2, 2, 1]), (9, [5])])
+def test_copies_at_once_hold_few_bytes_aside(monkeypatch, blocks_aside: float, parts: list[int]) -> None:
+    stored = torch.rand(2, 2, 3, 12, 4, 10)
+    expected, pairs = stored.clone(), [(0, 6), (0, 7), (1, 8), (2, 9), (3, 10)]
+    kv.copy_each(expected, pairs)
+    monkeypatch.setattr(kv, "COPY_BYTES", int(blocks_aside * 2 * 2 * 3 * 4 * 40))
+    held = []
+
+    class Watched(torch.Tensor):
+        def __getitem__(self, index):
+            found = super().__getitem__(index)
+            held.append(found.shape[3])
+            return found
+
+    kv.copy_at_once(stored.as_subclass(Watched), pairs)
+    assert held == parts
+    assert torch.equal(stored, expected)
+
+
 def requests() -> list[Request]:
     greedy = Sampling(max_tokens=MAX_TOKENS, temperature=0)
     made = [Request(key, prompt, greedy) for key, prompt in enumerate(prompts())]
