@@ -18,9 +18,11 @@ from ..kernels.sampling import Filters
 from .batch import Batch
 from .decoder import Decoder, Embedding
 from .device import load_kernels, resolve_device
+from .graphs import EAGER, EXECUTORS, RECURS
 from .kv import KVPages, KVShape
 from .machine import DTYPES, use_granted_cores
 from .models.names import dense_weights
+from .options import SEQUENCES
 from .rates import FORMATS, SIZES, Curve, Rates
 from .spec import ModelSpec
 from .weights.formats import weight_format
@@ -34,7 +36,11 @@ KV_ROWS, KV_CONTEXT = 64, 512
 BLOCK_SIZE = 16
 MOST_LOAD = 0.1  # of all cores, by others
 FIRST_LOOK = 1.0  # seconds after which that load is looked at, before each number
-LEAST_SECONDS = 0.02  # for each number, at least two calls
+LEAST_SECONDS = 0.02  # for each number, at least twice
+# By kind of device: calls between two waits for it. A run looks ahead, which hides the launches, and what recurs is
+# replayed from its RECURS-th time on, so from the second wait on it is replays that are timed.
+AT_ONCE = {"cpu": 1, "cuda": RECURS + 1}
+MOST_RECORDED = max(SEQUENCES)  # tokens of a step that decodes; larger ones hold prompts
 
 
 class DisturbedError(Exception):
@@ -159,12 +165,13 @@ class Timer:
 
     def __call__(self, call: Callable[[], object]) -> float:
         self.check()
-        best, end, calls = float("inf"), time.perf_counter() + LEAST_SECONDS, 0
-        while calls < 2 or time.perf_counter() < end:
+        best, end, rounds, count = float("inf"), time.perf_counter() + LEAST_SECONDS, 0, AT_ONCE[self.device.type]
+        while rounds < 2 or time.perf_counter() < end:
             start = time.perf_counter()
-            call()
+            for _ in range(count):
+                call()
             self._wait()
-            best, calls = min(best, time.perf_counter() - start), calls + 1
+            best, rounds = min(best, (time.perf_counter() - start) / count), rounds + 1
         return best
 
     def _wait(self) -> None:
@@ -182,13 +189,15 @@ class _Bench:
 
     @torch.inference_mode()
     def layers(self, num_layers: int) -> Curve:
-        """Steps of so many tokens, each of a sequence of its own, with one key to read."""
+        """Steps of so many tokens, each of a sequence of its own, with one key to read; executed as in a run."""
         device = self.model.device
-        pages = KVPages(self.model.kv_shape(), max(SIZES), BLOCK_SIZE, device)
+        executor = EXECUTORS[device.type]()
+        pages = KVPages(self.model.kv_shape(), max(SIZES) + executor.scrap_blocks, BLOCK_SIZE, device)
         times = []
         for count in SIZES:
             batch = _single_tokens(count, self.kernels, device)
-            seconds = self.timer(lambda batch=batch: self.model.forward(batch, pages))  # type: ignore[misc]
+            by = executor if count <= MOST_RECORDED else EAGER
+            seconds = self.timer(lambda batch=batch, by=by: by.forward(self.model, batch, pages))  # type: ignore[misc]
             times.append(seconds * num_layers / self.model.spec.num_layers)
         return Curve(SIZES, rising(times))
 

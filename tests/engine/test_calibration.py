@@ -6,10 +6,13 @@ from types import SimpleNamespace
 import pytest
 import tiny
 import torch
+from recorded import CallingRecorder, RefillableKernels
 
 from batchgen import kernels
 from batchgen.engine import calibration
 from batchgen.engine.calibration import DisturbedError, Timer, TooLongError, calibrate, measure_rates, rising
+from batchgen.engine.decoder import Decoder
+from batchgen.engine.graphs import Recorded
 from batchgen.engine.models import architecture
 from batchgen.engine.rates import FORMATS
 
@@ -43,6 +46,45 @@ def test_every_format_is_measured(spec, dtype) -> None:
     for curve in (*rates.layers.values(), *rates.head.values()):
         assert 0 < curve.seconds[0] <= curve.seconds[-1]
     assert all(value > 0 for value in (*rates.own_pair.values(), *rates.shared_pair.values()))
+
+
+class Clock(CallingRecorder):
+    """A recorder whose replays take a second each, where a forward pass that is launched takes a hundred."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self._forward = Decoder.forward
+
+    def forward(self, model, batch, pages):
+        self.now += 100.0
+        return self._forward(model, batch, pages)
+
+    def record(self, call):
+        replay = super().record(call)
+
+        def timed():
+            before = self.now
+            out = replay()
+            self.now = before + 1.0
+            return out
+
+        return timed
+
+
+def test_steps_that_recur_are_timed_as_they_are_run(spec, monkeypatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(Decoder, "forward", lambda model, batch, pages: clock.forward(model, batch, pages))
+    monkeypatch.setitem(calibration.EXECUTORS, "cpu", lambda: Recorded(clock))
+    monkeypatch.setitem(calibration.AT_ONCE, "cpu", calibration.AT_ONCE["cuda"])
+    monkeypatch.setattr(calibration, "MOST_RECORDED", 30)
+    monkeypatch.setattr(calibration, "SIZES", (1, 11, 40))
+    monkeypatch.setattr(calibration, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    kernels = RefillableKernels()
+    decoder = calibration.random_decoder(spec, "native", kernels, torch.float32, CPU)
+    few = decoder.spec.num_layers
+    assert calibration._Bench(decoder, kernels, Timer(CPU)).layers(few).seconds == (1.0, 1.0, 100.0)
+    assert clock.recorded == 2
 
 
 def test_noise_does_not_make_more_work_faster() -> None:
