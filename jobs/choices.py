@@ -5,7 +5,7 @@ Knows which keys of the job file they are and how they are put into words; what 
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from batchgen.engine.config import parse_memory
@@ -22,6 +22,7 @@ from .models import Models
 
 _FIRST_LOOK = 64  # rows that have ended
 _WORTH_A_CHANGE = 1.05
+KEPT = "the engine that was loaded for an earlier step keeps to it"
 _WEIGHTS = "native", "int8", "int4", "fp8"
 _NARROW_KV = "int8", "fp8", "int4"
 _SPOKEN = {
@@ -135,6 +136,26 @@ def with_choices(job: Job, chosen: Chosen) -> Job:
     return job.model_copy(update={"engine": engine.model_copy(update=values)})
 
 
+def limits_of(resolved: Mapping[str, Any]) -> dict[str, int]:
+    """What of the settings the engine may take otherwise than it was asked to."""
+    return {name: resolved[name] for name in ("max_batch_tokens", "max_sequences")}
+
+
+def as_taken(situation: Situation, chosen: Chosen, resolved: Mapping[str, Any]) -> Chosen:
+    """The choices with the limits that the engine came to."""
+    limits = limits_of(resolved)
+    settings = replace(chosen.settings, **limits)
+    if settings == chosen.settings:
+        return chosen
+    told = [
+        choice
+        if limits.get(choice.name, choice.value) == choice.value
+        else replace(choice, value=limits[choice.name], reason=KEPT)
+        for choice in chosen.choices
+    ]
+    return Chosen(settings, tuple(told), situation.predict(settings))
+
+
 @dataclass
 class Adaptation:
     """What finished rows say of the length of answers, and settings that suit them better, if there are such."""
@@ -146,12 +167,14 @@ class Adaptation:
     done: int = 0
     tokens: int = 0
     next_look: int = field(init=False)
+    now: Situation = field(init=False)  # with answers as long as those that have ended, and the rows still to come
 
     def __post_init__(self) -> None:
+        self.now = self.situation
         self.next_look = max(_FIRST_LOOK, 2 * self.chosen.settings.max_sequences // self.situation.work.samples)
 
-    def finished(self, rows: int, answer_tokens: int) -> Record | None:
-        """Rows that ended. Now and then, at twice as many each time, what is to be changed: `chosen` is then anew.
+    def finished(self, rows: int, answer_tokens: int) -> Chosen | None:
+        """Rows that ended. Now and then, at twice as many each time, what to ask the engine for; `took` comes then.
 
         Short answers end first, so nothing is concluded before twice as many have ended as run at once.
         """
@@ -161,19 +184,21 @@ class Adaptation:
         self.next_look = 2 * self.done
         work = self.situation.work
         answer = max(1.0, self.tokens / self.done / work.samples)
-        now = replace(self.situation, work=replace(work, answer=answer, rows=self.rows - self.done))
-        other, present = now.choose(self.formats), self.chosen.settings
-        settings = replace(
-            present,
-            max_batch_tokens=other.settings.max_batch_tokens,
-            max_sequences=other.settings.max_sequences,
-        )
-        gain = now.predict(present).seconds / now.predict(settings).seconds
-        if gain < _WORTH_A_CHANGE:
+        self.now = replace(self.situation, work=replace(work, answer=answer, rows=self.rows - self.done))
+        other = limits_of(asdict(self.now.choose(self.formats).settings))
+        settings = replace(self.chosen.settings, **other)
+        return replace(self.chosen, settings=settings) if self._gain(settings) >= _WORTH_A_CHANGE else None
+
+    def took(self, limits: Mapping[str, int]) -> Record | None:
+        """What to tell of the limits that the engine has now, maybe less than asked for; None if none changed."""
+        settings = replace(self.chosen.settings, **limits)
+        if settings == self.chosen.settings:
             return None
-        self.chosen = replace(other, settings=settings)
-        limits = {name: getattr(settings, name) for name in ("max_batch_tokens", "max_sequences")}
-        return {"rows": self.done, "answer": round(answer, 1), **limits, "gain": round(gain, 3)}
+        gain, self.chosen = self._gain(settings), replace(self.chosen, settings=settings)
+        return {"rows": self.done, "answer": round(self.now.work.answer, 1), **limits, "gain": round(gain, 3)}
+
+    def _gain(self, settings: Settings) -> float:
+        return self.now.predict(self.chosen.settings).seconds / self.now.predict(settings).seconds
 
 
 def record(situation: Situation, chosen: Chosen) -> Record:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from batchgen.engine.options import Chosen
 from batchgen.engine.request import Request, Sampling
 from batchgen.pipeline.config import RequestPrompts
 from batchgen.pipeline.flow import Generator as RowGenerator
@@ -24,7 +25,7 @@ from batchgen.pipeline.result import RESULT_COLUMNS, ResultEncoder
 from batchgen.pipeline.retries import Retrying
 from batchgen.pipeline.rows import Skipped, Source
 
-from .choices import Adaptation, Situation, measured, record, with_choices
+from .choices import Adaptation, Situation, as_taken, limits_of, measured, record, with_choices
 from .columns import result_columns
 from .errors import UsageError
 from .finish import journal_schema
@@ -80,8 +81,9 @@ class Generation:
         self.formats = settle_formats(
             self._job, self._models, stored, lambda: [row.prompt for row in first], work, situation.shares
         )
-        self.situation, self.chosen = situation, situation.choose(self.formats)
-        self.engine = loaded.engine(with_choices(with_formats(self._job, self.formats), self.chosen))
+        wanted = situation.choose(self.formats)
+        self.engine = loaded.engine(with_choices(with_formats(self._job, self.formats), wanted))
+        self.situation, self.chosen = situation, as_taken(situation, wanted, self.engine.resolved)
         eos_ids, results = self.engine.bounds.eos_ids, result_columns(self._job)
         text = self.engine.tokenizer
         self.encoder = ResultEncoder(text, self.sampling, eos_ids, results=results, parser=self._job.parser())
@@ -166,10 +168,13 @@ class Generation:
             self._next_log += self._log_pause
             self.log_progress()
 
-    def _adapt(self, change: dict[str, Any] | None) -> None:
-        """Hands changed limits to the engine that runs."""
+    def _adapt(self, asked: Chosen | None) -> None:
+        """Hands changed limits to the engine that runs, and tells what it made of them."""
+        if asked is None:
+            return
+        self.engine.adopt(with_choices(with_formats(self._job, self.formats), asked).engine)
+        change = self._adaptation.took(limits_of(self.engine.resolved))
         if change is not None:
-            self.engine.adopt(with_choices(with_formats(self._job, self.formats), self._adaptation.chosen).engine)
             self._output.manifest.choices.setdefault("adapted", []).append(change)
             self._output.log.write("adapted", **change)
 

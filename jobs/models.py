@@ -39,11 +39,13 @@ class LoadedModel(Protocol):
 
     @property
     def resolved(self) -> Mapping[str, Any]:
-        """What `auto` came to: device, dtype, weights, sizes."""
+        """What `auto` came to: device, dtype, weights; `max_batch_tokens` and `max_sequences` as they are now."""
         ...
 
     def adopt(self, settings: EngineSettings) -> None:
-        """Takes tokens a step, answers at once and speculation of `settings` for the runs to come."""
+        """Takes tokens a step and answers at once of `settings` as far as it can, see `resolved`, and, for the runs to
+        come, speculation.
+        """
         ...
 
     def run(self, requests: Iterable[Request]) -> Iterator[Completion]: ...

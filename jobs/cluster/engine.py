@@ -106,7 +106,7 @@ class ClusterEngine:
             worker.interrupt()
 
     def adopt(self, settings: EngineSettings) -> None:
-        """Nothing: workers keep the limits that they were started with, those of a job's first step."""
+        """Nothing: workers keep the limits that they were started with, those of a job's first step; see `resolved`."""
 
     def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
         """Completions in the order in which they come in. Raises what a worker's engine raises."""

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -15,13 +15,13 @@ from batchgen.engine import memory as host_memory
 from batchgen.engine.config import EngineSettings
 from batchgen.engine.costs import Workload
 from batchgen.engine.device import Cuda
-from batchgen.engine.options import STEP_TOKENS
+from batchgen.engine.options import STEP_TOKENS, Chosen
 from batchgen.engine.processor import Place
 from batchgen.engine.rates import built_in
 from batchgen.engine.request import Request
 from batchgen.engine.sizing import kv_cache_bytes
 from batchgen.jobs import Job, choices, models, run
-from batchgen.jobs.choices import Adaptation, Situation, measured
+from batchgen.jobs.choices import Adaptation, Situation, limits_of, measured
 from batchgen.jobs.cluster.models import ClusterModels
 from batchgen.jobs.command_plan import plan_job
 from batchgen.jobs.models import Models
@@ -188,12 +188,29 @@ def test_answers_that_turn_out_longer_let_more_run_at_once() -> None:
     adapting = adaptation(answer=2)
     before = adapting.chosen.settings
     assert adapting.finished(adapting.next_look - 1, 0) is None
-    change = adapting.finished(100, 400 * adapting.next_look)
+    asked = adapting.finished(100, 400 * adapting.next_look)
+    assert asked is not None
+    assert asked.settings.max_sequences > before.max_sequences
+    assert asked.settings.weights == before.weights
+    change = adapting.took(limits_of(asdict(asked.settings)))
     assert change is not None
     assert change["gain"] > 1.05
-    assert change["max_sequences"] > before.max_sequences
-    assert adapting.chosen.settings.weights == before.weights
+    assert change["max_sequences"] == asked.settings.max_sequences
+    assert adapting.chosen.settings == asked.settings
     assert adapting.finished(1, 400) is None  # the next look comes at twice as many
+
+
+def test_what_the_engine_takes_of_changed_limits_is_what_counts() -> None:
+    adapting = adaptation(answer=2)
+    before = adapting.chosen.settings
+    asked = adapting.finished(adapting.next_look + 99, 400 * adapting.next_look)
+    assert asked is not None
+    assert adapting.took(limits_of(asdict(before))) is None
+    assert adapting.chosen.settings == before
+    between = (before.max_sequences + asked.settings.max_sequences) // 2
+    change = adapting.took({"max_batch_tokens": before.max_batch_tokens, "max_sequences": between})
+    assert change is not None
+    assert change["max_sequences"] == adapting.chosen.settings.max_sequences == between
 
 
 def test_the_memory_of_a_graphics_card_is_not_that_of_the_machine() -> None:
@@ -253,12 +270,47 @@ def test_what_comes_as_expected_changes_nothing() -> None:
     assert adapting.next_look == 2 * count
 
 
+def asked_once(monkeypatch: pytest.MonkeyPatch, **limits: int) -> None:
+    """The first rows that end ask for these limits."""
+    told = iter([limits])
+
+    def finished(adapting: Adaptation, *_: int) -> Chosen | None:
+        chosen, asked = adapting.chosen, next(told, None)
+        return asked and replace(chosen, settings=replace(chosen.settings, **asked))
+
+    monkeypatch.setattr(Adaptation, "finished", finished)
+
+
 def test_a_run_hands_changed_limits_to_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    change = {"rows": 4, "answer": 3.0, "max_batch_tokens": 256, "max_sequences": 64, "gain": 1.2}
-    told = iter([change])
-    monkeypatch.setattr(Adaptation, "finished", lambda *_: next(told, None))
+    asked_once(monkeypatch, max_batch_tokens=256, max_sequences=48)
     write_rows(tmp_path, 8)
     job, given = make_job(tmp_path, prompt__on_null="empty"), FakeModels()
     run(job, models=given)
+    (adopted,) = given.fake.adopted
+    assert (adopted.max_batch_tokens, adopted.max_sequences) == (256, 48)
+    (change,) = manifest(job.output_path)["choices"]["adapted"]
+    assert (change["max_batch_tokens"], change["max_sequences"]) == (256, 48)
+
+
+def test_limits_that_the_engine_cannot_take_are_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the start hold: a graphics card has measured memory for no larger ones."""
+    asked_once(monkeypatch, max_batch_tokens=1024, max_sequences=1024)
+    write_rows(tmp_path, 8)
+    limits = {"engine__max_batch_tokens": 64, "engine__max_sequences": 8}
+    job, given = make_job(tmp_path, prompt__on_null="empty", **limits), FakeModels()
+    given.fake.largest = {"max_batch_tokens": 64, "max_sequences": 8}
+    run(job, models=given)
     assert len(given.fake.adopted) == 1
-    assert manifest(job.output_path)["choices"]["adapted"] == [change]
+    assert "adapted" not in manifest(job.output_path)["choices"]
+
+
+def test_the_limits_kept_are_those_that_the_engine_came_to(tmp_path: Path) -> None:
+    write_rows(tmp_path, 8)
+    job, given = make_job(tmp_path, prompt__on_null="empty"), FakeModels()
+    given.fake.largest = {"max_batch_tokens": 48, "max_sequences": 6}
+    run(job, models=given)
+    kept = manifest(job.output_path)["choices"]
+    assert (kept["settings"]["max_batch_tokens"], kept["settings"]["max_sequences"]) == (48, 6)
+    values = {choice["name"]: (choice["value"], choice["reason"]) for choice in kept["choices"]}
+    assert values["max_batch_tokens"] == (48, choices.KEPT)
+    assert values["max_sequences"] == (6, choices.KEPT)

@@ -374,4 +374,6 @@ def test_what_the_engine_came_to_is_told_and_stored(tmp_path: Path, capsys: pyte
     assert told[1].startswith("formats: not measured")
     assert told[2] == "engine: device cpu, dtype float32, weights native"
     resolved = {"device": "cpu", "dtype": "float32", "weights": "native"}
-    assert manifest(tmp_path / "out")["settings"]["resolved_engine"] == resolved
+    kept = manifest(tmp_path / "out")
+    limits = {name: kept["choices"]["settings"][name] for name in ("max_batch_tokens", "max_sequences")}
+    assert kept["settings"]["resolved_engine"] == resolved | limits

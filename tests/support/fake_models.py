@@ -75,6 +75,7 @@ class FakeEngine:
     resolved: dict[str, Any] = field(default_factory=lambda: {"device": "cpu", "dtype": "float32", "weights": "native"})
     asked: list[int] = field(default_factory=list)
     adopted: list[EngineSettings] = field(default_factory=list)
+    largest: dict[str, int] = field(default_factory=lambda: {"max_batch_tokens": 1 << 20, "max_sequences": 1 << 20})
     statistics: Any = field(
         default_factory=lambda: SimpleNamespace(
             computed_prompt_tokens=0, cached_prompt_tokens=0, output_tokens=0, kv_blocks_used=1, kv_blocks_total=4
@@ -86,6 +87,13 @@ class FakeEngine:
 
     def adopt(self, settings: EngineSettings) -> None:
         self.adopted.append(settings)
+        self.take(settings)
+
+    def take(self, settings: EngineSettings) -> None:
+        """The limits of `settings`, as far as it can; `auto` is all."""
+        for name, most in self.largest.items():
+            asked = getattr(settings, name)
+            self.resolved[name] = most if asked == "auto" else min(asked, most)
 
     def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
         try:
@@ -162,4 +170,5 @@ class FakeModels(Models):
 
     def engine(self, job: Job) -> Any:
         self.loads += 1
+        self.fake.take(job.engine)
         return self.fake
