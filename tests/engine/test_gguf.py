@@ -51,7 +51,7 @@ def test_models_in_every_block_type(kind: Kind, tmp_path: Path) -> None:
     folder = tiny_model("llama2", tmp_path / "model", **WIDE)
     held = write_gguf(folder, tmp_path / "model.gguf", lambda name: kind)
     own = prompt_logits(load(tmp_path / "model.gguf"), [PROMPT])[0]
-    torch.testing.assert_close(own, held_logits(folder, held, PROMPT), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(own, held_logits(folder, held, PROMPT), rtol=1e-4, atol=3e-4)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_every_architecture(family: str, overrides: dict[str, Any], tmp_path: Pa
         folder, tmp_path / "model.gguf", lambda name: next((k for part, k in mixed.items() if part in name), Kind.Q4_1)
     )
     own = prompt_logits(load(tmp_path / "model.gguf"), [PROMPT])[0]
-    torch.testing.assert_close(own, held_logits(folder, held, PROMPT), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(own, held_logits(folder, held, PROMPT), rtol=1e-4, atol=3e-4)
 
 
 def test_rope_divisors_replace_the_formula(tmp_path: Path) -> None:
