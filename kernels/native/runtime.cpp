@@ -96,18 +96,14 @@ private:
     void* data_ = nullptr;
 };
 
-Pool* pool = nullptr;  // never freed: its threads last as long as the process
+// Never freed: its threads last as long as the process.
+Pool* pool = new Pool;
+bool forked = false;
 
-// A forked child has none of the threads.
-Pool& threads_of_process() {
-    static std::once_flag once;
-    std::call_once(once, [] {
-        pool = new Pool;
-#if defined(__unix__) || defined(__APPLE__)
-        pthread_atfork(nullptr, nullptr, [] { pool = new Pool; });
-#endif
-    });
-    return *pool;
+// A forked child has none of the threads, neither ours nor torch's, which it would wait for in vain.
+void leave_threads() {
+    pool = new Pool;
+    forked = true;
 }
 
 // What a calling thread has seen of the threads of torch.
@@ -115,7 +111,7 @@ class Caller {
 public:
     void run(void (*body)(void*), void* data, int threads) {
         const auto start = Clock::now();
-        if (start < apart_until_) return threads_of_process().run(body, data, threads);
+        if (forked || start < apart_until_) return pool->run(body, data, threads);
         Loop loop{body, data, std::this_thread::get_id(), start};
         region(share, &loop, unsigned(threads), 0);
         note(start, loop.own_end, Clock::now());
@@ -160,6 +156,10 @@ void run_on_threads(void (*body)(void*), void* data, int threads) {
 
 // The addresses of GOMP_parallel and omp_get_max_threads; without them everything runs on the calling thread.
 BATCHGEN_EXPORT void batchgen_use_threads(void* parallel, void* max_threads) {
+#if defined(__unix__) || defined(__APPLE__)
+    static const int once = pthread_atfork(nullptr, nullptr, batchgen::leave_threads);
+    (void)once;
+#endif
     batchgen::region = reinterpret_cast<batchgen::Region>(parallel);
     batchgen::most_threads = reinterpret_cast<batchgen::Count>(max_threads);
 }

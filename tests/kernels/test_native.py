@@ -3,6 +3,8 @@
 import logging
 import os
 import shutil
+import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -72,11 +74,27 @@ def test_callers_at_the_same_time_do_not_disturb_each_other() -> None:
 def test_a_forked_child_has_threads_of_its_own() -> None:
     kernels = tables.NativeKernels(library.available()[0])
     x, weight = torch.randn(300, 512), torch.ones(512)
-    expected = kernels.rms_norm(x, weight, 1e-5)
-    child = os.fork()
-    if child == 0:  # compared by numpy: torch's own threads would be waited for in vain here
-        os._exit(0 if np.array_equal(kernels.rms_norm(x, weight, 1e-5).numpy(), expected.numpy()) else 1)
-    assert os.waitpid(child, 0)[1] == 0
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        expected = kernels.rms_norm(x, weight, 1e-5)
+        child = os.fork()
+        if child == 0:  # compared by numpy: torch's own threads would be waited for in vain here
+            os._exit(0 if np.array_equal(kernels.rms_norm(x, weight, 1e-5).numpy(), expected.numpy()) else 1)
+    finally:
+        torch.set_num_threads(before)
+    assert ended(child) == 0
+
+
+def ended(child: int) -> int:
+    """The wait status of a child, which is killed when it hangs."""
+    for _ in range(600):
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return status
+        time.sleep(0.1)
+    os.kill(child, signal.SIGKILL)
+    return os.waitpid(child, 0)[1]
 
 
 def test_without_a_runtime_the_calling_thread_does_it_all() -> None:
