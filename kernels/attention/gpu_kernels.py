@@ -32,6 +32,7 @@ class Variant:
     split: bool  # keys that all queries see are walked without a mask, in a loop of their own
     key_side: Stored  # not `key` and `value`: Triton reads `.value` of a constant as the constant
     value_side: Stored
+    raised: float  # weights are in units of 2^-raised
 
     @property
     def group(self) -> int:
@@ -128,7 +129,7 @@ def walk(state, begin, end, q0, q1, pages, where, scale, softcap, MASKED: tl.con
         higher = tl.maximum(most, tl.max(scores, 1) * factor)
         base = tl.where(higher == float("-inf"), 0.0, higher)
         decay = tl.exp2(most - base)
-        weights = tl.exp2(scores * factor - base[:, None])
+        weights = tl.exp2(scores * factor - (base - V.raised)[:, None])
         total = total * decay + tl.sum(weights, 1)
         sums = (acc0 * decay[:, None], acc1, least0, least1)
         acc0, acc1, least0, least1 = add_values(
@@ -196,7 +197,7 @@ def finish(state, live, out_row, place, query_head, out, partials, sums, V: tl.c
     store_part(acc0, least0, share, out_row, partial_row, live, kept, out, partials, 0, V)
     if V.value_side.halves:
         store_part(acc1, least1, share, out_row, partial_row, live, kept, out, partials, 1, V)
-    tl.store(sums + partial_row, tl.where(total == 0.0, float("-inf"), most + tl.log2(total)), mask=kept)
+    tl.store(sums + partial_row, tl.where(total == 0.0, float("-inf"), most + tl.log2(total) - V.raised), mask=kept)
 
 
 @triton.jit

@@ -18,6 +18,9 @@ from .gpu_kernels import Variant
 from .gpu_tasks import Geometry
 
 HOPPER = (9, 0)
+# Weights times scales are float16 operands, where small scales would be subnormal; a scale is at most the largest
+# float16 through the largest code (for int4, twice that), so that raised by so many powers of two it is still finite.
+RAISED = {"fp8": 8.0, "int8": 6.0, "int4": 2.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ def tile(pages: LayerPages, dtype: torch.dtype, wide: bool, chip: Chip) -> Tile:
     if wider:
         return Tile(32, 4, 3)
     narrowest = max(side.codes.dtype.itemsize for side in (pages.keys, pages.values)) == 1
-    return Tile(128, 4, 2) if narrowest else Tile(64, 4, 3)
+    return Tile(128, 4, 2) if narrowest and dtype == torch.bfloat16 else Tile(64, 4, 3)
 
 
 def make_variant(
@@ -59,6 +62,7 @@ def make_variant(
 ) -> Variant:
     """What the kernel is compiled for."""
     head_dim, assembly = query.shape[2], query.device.type != "cpu"  # where the interpreter works
+    value_side = stored(pages.values.format, head_dim, False, assembly)
     return Variant(
         heads=query.shape[1],
         kv_heads=pages.num_kv_heads,
@@ -71,7 +75,8 @@ def make_variant(
         softcap=masking.softcap is not None,
         split=wide,
         key_side=stored(pages.keys.format, head_dim, True, assembly),
-        value_side=stored(pages.values.format, head_dim, False, assembly),
+        value_side=value_side,
+        raised=RAISED.get(pages.values.format.name, 0.0) if value_side.folds and query.dtype == torch.float16 else 0.0,
     )
 
 

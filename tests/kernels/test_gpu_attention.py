@@ -151,11 +151,16 @@ def test_tables_of_one_size_lay_out_alike() -> None:
 
 
 def launched(
-    format: str, capability: int, head_dim: int = 128, masking: Masking | None = None, heads: tuple[int, int] = (32, 8)
+    format: str,
+    capability: int,
+    head_dim: int = 128,
+    masking: Masking | None = None,
+    heads: tuple[int, int] = (32, 8),
+    dtype: torch.dtype = torch.bfloat16,
 ) -> dict[str, Launch]:
     """The launches of a layer for a step that has tasks of every kind."""
     num_heads, num_kv_heads = heads
-    query = empty(64, num_heads, head_dim, dtype=torch.bfloat16)
+    query = empty(64, num_heads, head_dim, dtype=dtype)
     stored = LayerPages(pages(format, num_kv_heads, head_dim), pages(format, num_kv_heads, head_dim))
     chip = Chip((capability // 10, 0))
     plan = gpu.plan_attention(cases.decode_shared(2000, 64).build()[0], 16, chip)

@@ -5,7 +5,10 @@ from typing import Any
 
 import torch
 
+from batchgen.kernels.attention import format_cases
+from batchgen.kernels.attention.cases import Shape, decode
 from batchgen.kernels.case import normal
+from batchgen.kernels.kv_format import FORMATS
 from batchgen.kernels.linear_fp8.cases import make_weight as fp8
 from batchgen.kernels.linear_int4.cases import make_weight as int4
 from batchgen.kernels.linear_int8.cases import make_weight as int8
@@ -105,6 +108,18 @@ def rows_of_a_packed_weight_come_back(kernels: Any) -> None:
             assert torch.equal(pack(weight).values(rows), weight.values()[rows])
 
 
+def small_values_are_attended_as_closely_in_half_precision(kernels: Any) -> None:
+    """Scales below what float16 holds as a normal number, and some of zero."""
+    for name in format_cases.QUANTISED:
+        formats = (FORMATS[name], FORMATS[name])
+        query, pages, items, masking = format_cases.make(decode(2, 100), Shape(4, 2, 64), formats, torch.float16)
+        pages.values.scales.mul_(1e-3)[:, ::3] = 0
+        (expected,) = format_cases.expected(query, pages, items, masking)
+        (out,) = format_cases.run(kernels, query, pages, items, masking)
+        off = float((out - expected).abs().max() / expected.abs().max())
+        assert off < 1.5e-3, (name, off)
+
+
 def _linears(kernels: Any) -> list[tuple[Any, Callable[..., torch.Tensor]]]:
     """Every kind of product: activations as they are with and without a minimum, codes of a token, and of groups."""
     channel = Form(half=False, minimum=False)
@@ -128,4 +143,5 @@ CHECKS: tuple[Callable[[Any], None], ...] = (
     a_row_that_is_not_finite_leaves_the_others_alone,
     strided_rows_and_another_result_type,
     rows_of_a_packed_weight_come_back,
+    small_values_are_attended_as_closely_in_half_precision,
 )
