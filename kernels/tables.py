@@ -188,6 +188,7 @@ def gpu_kernels() -> Kernels:
         raise ValueError(f"device 'cuda' needs Triton: pip install triton ({error})") from error
     # The contract of `linear`: parts of a sum are float32 in the vendor's library too.
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     return GpuKernels(tuned=read_tuned(tuned_file(), torch.cuda.get_device_name()))
 
 
