@@ -96,6 +96,7 @@ class Engine:
             "block_size": block_size,
         }
         self._measured_for: tuple[float, float] = (math.inf, math.inf)
+        self._running = False
         self._scheduler: Scheduler | None = None  # of the run that goes on
         self.adopt(settings)
         vocabulary = min(tokenizer.size, model.spec.vocab_size)
@@ -120,7 +121,6 @@ class Engine:
         self._runner = runner(self._num_blocks, EXECUTORS[device.type]())
         self._draft_models = draft_models(model, self._runner, drafting, settings)
         self._look_ahead = LOOK_AHEAD[device.type]
-        self._running = False
         self._interrupted = threading.Event()
 
     @property
@@ -192,8 +192,9 @@ class Engine:
         self.resolved |= {
             "max_batch_tokens": self._max_batch_tokens,
             "max_sequences": self._max_sequences,
-            "speculation": settings.speculation_kind,
         }
+        if not self._running:
+            self.resolved["speculation"] = settings.speculation_kind
 
     def interrupt(self) -> None:
         """Ends the run that goes on after its present step; rows without an outcome get none.
@@ -224,9 +225,8 @@ class Engine:
         return Intake(iter(requests), self.bounds, self.tokenizer.decode, deque(), self.statistics, backlog)
 
     def _steps(self, intake: Intake) -> Iterator[Completion]:
-        speculation = new_speculation(
-            self.settings.speculation_kind, self._draft_models, self.bounds.vocabulary, self.statistics
-        )
+        kind = self.resolved["speculation"] = self.settings.speculation_kind
+        speculation = new_speculation(kind, self._draft_models, self.bounds.vocabulary, self.statistics)
         scheduler = self._scheduler = self._new_scheduler(intake, speculation)
         loop = StepLoop(scheduler, self._runner.launch, speculation, self._look_ahead)
         return loop.run(lambda: self._interrupted.is_set(), lambda: intake.exhausted)

@@ -9,6 +9,7 @@ import tiny
 import torch
 
 from batchgen.engine import Engine, Request, Sampling
+from batchgen.engine.config import EngineSettings
 from batchgen.engine.request import RowError
 from batchgen.engine.runner import EngineFaultError
 
@@ -415,3 +416,18 @@ def test_float16_runs_and_stays_near(models):
     engine = Engine.load(str(folder), device="cpu", dtype="float16", memory="1MiB")
     answers = answers_of(engine, greedy_requests(max_tokens=1))
     assert sum(answer[0] == whole[0] for answer, whole in zip(answers, expected, strict=True)) >= len(expected) - 2
+
+
+def test_changed_speculation_is_told_when_a_run_with_it_begins(models):
+    """Limits count at once; no larger ones than memory was measured for, where it was."""
+    engine = load(models("llama3")[0], speculation="off", max_sequences=8)
+    engine._measured_for = 512, 8
+    run = engine.run(greedy_requests())
+    next(run)
+    engine.adopt(EngineSettings(speculation="ngram", max_batch_tokens=64, max_sequences=16))
+    told = [engine.resolved[name] for name in ("max_batch_tokens", "max_sequences", "speculation")]
+    assert told == [64, 8, "off"]
+    list(run)
+    run = engine.run(greedy_requests())
+    next(run)
+    assert engine.resolved["speculation"] == "ngram"
