@@ -11,6 +11,7 @@ from functools import partial
 import torch
 
 from ..kernels import Kernels
+from ..kernels.chip import chip_of
 from ..kernels.grouped.choice import Choice, Key, candidates
 from ..kernels.grouped.layout import SYMMETRIC_ZERO
 from ..kernels.linear_fp8 import Fp8Weight
@@ -181,7 +182,7 @@ def tune_device(
 
     deadline, trial = time.perf_counter() + seconds, Trial()
     with torch.inference_mode():
-        products = list(products_of(spec, formats, GpuKernels(tuned=trial), dtype, device))
+        products = list(products_of(spec, formats, GpuKernels(chip_of(device), trial), dtype, device))
         return tune(products, trial, median_seconds, deadline, told)
 
 

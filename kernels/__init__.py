@@ -85,7 +85,7 @@ def load(device: str) -> Kernels:
     """The table for a torch device string. Raises ValueError naming the device when it has none."""
     from .tables import TABLES
 
-    kind = device.split(":")[0]
+    kind, _, number = device.partition(":")
     if kind not in TABLES:
         raise ValueError(f"device {device!r}: no kernels for it (there are: {', '.join(TABLES)})")
-    return TABLES[kind]()
+    return TABLES[kind](int(number) if number else None)

@@ -22,9 +22,9 @@ class Chip:
         return self.capability >= (8, 9)
 
 
-def chip_at_hand() -> Chip:
-    """The current device's. Raises ValueError for a GPU that is too old."""
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+def chip_of(card: int | torch.device) -> Chip:
+    """That of a CUDA device, or of the one with this number. Raises ValueError for a GPU that is too old."""
+    properties = torch.cuda.get_device_properties(card)
     capability = (properties.major, properties.minor)
     if capability < (8, 0):
         name = f"{properties.name} (compute capability {capability[0]}.{capability[1]})"

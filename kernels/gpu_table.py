@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .attention import AttentionItems, Masking
 from .attention import gpu as gpu_attention
-from .chip import Chip, chip_at_hand
+from .chip import Chip
 from .grouped.choice import Choice, Choices, Key
 from .kv_format import LayerPages
 from .linear_fp8 import Fp8Weight
@@ -33,9 +33,9 @@ from .token_mask import gpu as gpu_token_mask
 class GpuKernels(ReferenceKernels):
     """Ops by Triton; those that are best left to torch are the reference's."""
 
-    def __init__(self, chip: Chip | None = None, tuned: Mapping[Key, Choice] | None = None) -> None:
-        """For the current device, or a chip that is not at hand; `tuned` goes before the table of choices."""
-        self.choices = Choices(chip or chip_at_hand(), {} if tuned is None else tuned)
+    def __init__(self, chip: Chip, tuned: Mapping[Key, Choice] | None = None) -> None:
+        """For a chip, which need not be at hand; `tuned` goes before the table of choices."""
+        self.choices = Choices(chip, {} if tuned is None else tuned)
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         return gpu_rms_norm.rms_norm(x, weight, epsilon)

@@ -12,6 +12,7 @@ from . import Kernels
 from .attention import AttentionItems, Masking
 from .attention import native as native_attention
 from .attention.reference import attention, plan_attention
+from .chip import chip_of
 from .kv_format import LayerPages
 from .linear.reference import linear
 from .linear_fp8 import Fp8Weight, check_group
@@ -176,9 +177,14 @@ def cpu_kernels() -> Kernels:
     return NativeKernels(sets[0])
 
 
+def gpu_kernels(card: int | None) -> Kernels:
+    """Those of a card by its number, by default the current one."""
+    return kernels_of_card(torch.cuda.current_device() if card is None else card)
+
+
 @cache
-def gpu_kernels() -> Kernels:
-    """The Triton kernels with what was tuned for the current device; nothing is tuned here.
+def kernels_of_card(card: int) -> Kernels:
+    """The Triton kernels with what was tuned for cards of its name; nothing is tuned here.
 
     Raises ValueError where Triton is not installed, and for a file of tuned choices that cannot be read.
     """
@@ -189,7 +195,8 @@ def gpu_kernels() -> Kernels:
     # The contract of `linear`: parts of a sum are float32 in the vendor's library too.
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-    return GpuKernels(tuned=read_tuned(tuned_file(), torch.cuda.get_device_name()))
+    return GpuKernels(chip_of(card), read_tuned(tuned_file(), torch.cuda.get_device_name(card)))
 
 
-TABLES: dict[str, Callable[[], Kernels]] = {"cpu": cpu_kernels, "cuda": gpu_kernels}
+# By kind of device, of one with a number or without.
+TABLES: dict[str, Callable[[int | None], Kernels]] = {"cpu": lambda number: cpu_kernels(), "cuda": gpu_kernels}

@@ -431,3 +431,26 @@ def test_changed_speculation_is_told_when_a_run_with_it_begins(models):
     run = engine.run(greedy_requests())
     next(run)
     assert engine.resolved["speculation"] == "ngram"
+
+
+def test_a_run_launches_on_its_own_device_whatever_ran_between(models):
+    engine = load(models("llama3")[0])
+    bound, run = (
+        [],
+        engine.run([Request(key, [3, 4, 5], Sampling(max_tokens=key + 2, temperature=0)) for key in (0, 1)]),
+    )
+    next(run)
+
+    class Watched:
+        def bind(self):
+            bound.append(engine.statistics.steps)
+
+        def __getattr__(self, name):
+            return getattr(link, name)
+
+    sampler = engine._runner.sampler
+    link = sampler.link
+    engine._runner.sampler = replace(sampler, link=Watched())
+    steps = engine.statistics.steps
+    assert len(list(run)) == 1
+    assert len(bound) >= engine.statistics.steps - steps + 1 > 1  # each step, and the end

@@ -53,7 +53,7 @@ def load(options: dict[str, Any]) -> tuple[Engine, int | None]:
     """The engine, and how many log-probabilities are wanted."""
     top = options.pop("top", None)
     if options.pop("kernels", "native") == "reference":
-        TABLES["cpu"] = ExpandedReference
+        TABLES["cpu"] = lambda number: ExpandedReference()
     if not options.pop("shared_items", True):
         items.worth_sharing = lambda num_queries, num_keys: False
     return Engine.load(options.pop("model"), device="cpu", **options), top
