@@ -208,13 +208,17 @@ class Engine:
             raise RuntimeError("this engine is in the middle of another run; finish or close that one first")
         self._running = True
         self._interrupted.clear()
-        self._runner.reset()
+        self._reset()
         try:
             self.statistics = Statistics(kv_blocks_total=self._num_blocks)
             yield from self._steps(self._intake(requests))
         finally:
-            self._runner.reset()
+            self._reset()
             self._running, self._scheduler = False, None
+
+    def _reset(self) -> None:
+        self._runner.reset()
+        self._draft_models.reset()
 
     def _intake(self, requests: Iterable[Request]) -> Intake:
         backlog: Backlog = UNKNOWN_BACKLOG

@@ -9,8 +9,9 @@ from ..sequence import Drawn, Feed, Sequence, Step
 
 
 class Execute(Protocol):
-    """A model with pages: what each feed's points draw."""
+    """A model with pages: what each feed's points draw. `reset`: a run begins, or is over."""
 
+    def reset(self) -> None: ...
     def execute(self, step: Step) -> list[list[Drawn]]: ...
 
 

@@ -157,6 +157,9 @@ class RunningHeads:
     def num_heads(self) -> int:
         return len(self.heads)
 
+    def reset(self) -> None:
+        self.states.saw([], torch.empty(0))
+
     def sees(self, sequence: Sequence) -> bool:
         return self.states.row(sequence) is not None
 

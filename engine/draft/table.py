@@ -28,6 +28,12 @@ class DraftModels:
     context: int = 0
     heads: Heads | None = None
 
+    def reset(self) -> None:
+        """A run begins, or is over: nothing of another one is kept."""
+        for model in (*self.exits.values(), self.model, self.heads):
+            if model is not None:
+                model.reset()
+
 
 def _model_drafter(models: DraftModels) -> ModelDrafter:
     assert models.model is not None

@@ -353,3 +353,25 @@ def test_the_distribution_is_that_without_drafts(tmp_path):
         with_script(patch, lambda tokens, prompt_length: noise.choice([6, 6, 7]), [1])
         assert outcome(engine, requests) == plain
         assert engine.statistics.accepted_tokens > 100
+
+
+@pytest.mark.parametrize("kind", ["layer_skip", "draft"])
+def test_nothing_of_a_run_stays_with_what_drafted(engines, plain, kind):
+    engine = engines(kind)
+    models = engine._draft_models
+    runners = [*models.exits.values(), *([models.model] if models.model else [])]
+    outcome(engine, plain["greedy"][0])
+    assert not any(runner.latest for runner in runners)
+    for runner in runners:
+        runner.failures = 5
+    outcome(engine, plain["one token"][0])
+    assert not any(runner.failures for runner in runners)
+
+
+def test_no_state_of_a_run_stays_with_heads(engines, plain):
+    engine = engines("medusa")
+    outcome(engine, plain["greedy"][0])
+    states = engine._draft_models.heads.states
+    assert engine.statistics.drafted_tokens
+    assert not states._places
+    assert not states._hidden.numel()
