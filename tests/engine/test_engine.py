@@ -435,10 +435,8 @@ def test_changed_speculation_is_told_when_a_run_with_it_begins(models):
 
 def test_a_run_launches_on_its_own_device_whatever_ran_between(models):
     engine = load(models("llama3")[0])
-    bound, run = (
-        [],
-        engine.run([Request(key, [3, 4, 5], Sampling(max_tokens=key + 2, temperature=0)) for key in (0, 1)]),
-    )
+    answers = [Sampling(max_tokens=most, temperature=0, ignore_eos=True) for most in (2, 8)]
+    bound, run = [], engine.run([Request(key, [3, 4, 5], one) for key, one in enumerate(answers)])
     next(run)
 
     class Watched:

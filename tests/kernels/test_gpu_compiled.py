@@ -1,12 +1,9 @@
 """The Triton kernels compiled for devices that are not here, in the sizes of an 8B model: nothing spills, all fits."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from compiled import CAPABILITIES, SHARED_LIMIT, compile_launch
 
-from batchgen.kernels import load, tables
 from batchgen.kernels.grouped import activations, narrow
 from batchgen.kernels.launch import Launch
 from batchgen.kernels.rms_norm import gpu as rms_norm
@@ -99,18 +96,3 @@ def test_sampling_spills_nothing(name: str, capability: int) -> None:
     assert program.stack == 0
     assert program.shared <= SHARED_LIMIT[capability]
     assert name not in WHOLE_ROWS or program.wide_loads() > 0
-
-
-def test_each_card_has_the_table_of_its_own_chip(monkeypatch):
-    cards = [SimpleNamespace(name="A100", major=8, minor=0, multi_processor_count=108)]
-    cards += [SimpleNamespace(name="H200", major=9, minor=0, multi_processor_count=132)]
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: cards[index])
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: cards[index].name)
-    monkeypatch.setattr(tables, "read_tuned", lambda path, name: {name: "tuned"})
-    tables.kernels_of_card.cache_clear()
-    first, second, current = load("cuda:0"), load("cuda:1"), load("cuda")
-    tables.kernels_of_card.cache_clear()
-    assert [made.choices.chip.multiprocessors for made in (first, second)] == [108, 132]
-    assert [list(made.choices.tuned) for made in (first, second)] == [["A100"], ["H200"]]
-    assert current is second
