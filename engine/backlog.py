@@ -65,7 +65,7 @@ class KnownBacklog:
             self._next += 1
 
     def most(self, running: Ordered[Sequence], most: int) -> int:
-        left = [sequence.task.request.sampling.max_tokens - sequence.answer_length for sequence in running]
+        left = _left(running)
         longest = max([*left, self._longest[self._next]])
         return sequence_limit(self._left + sum(left), longest, RIDGE, most)
 
@@ -75,23 +75,46 @@ class AnnouncedBacklog:
 
     def __init__(self, stream: Announced) -> None:
         self._stream = stream
-        self._pays: bool | None = None  # not asked yet
+        self._pays: bool | None = None  # not decided yet
+        self._wait = 0  # requests to take before the rest can be small enough to decide
+        self._to_come: tuple[int, int] | None = None  # tokens of the rest and of its longest answer, until one is taken
 
     def took(self) -> None:
-        return None
+        self._wait -= 1
+        self._to_come = None
 
     def most(self, running: Ordered[Sequence], most: int) -> int:
-        rest = None if self._pays is False else self._stream.rest()
-        if rest is None or (self._pays is None and _answers(rest) > LARGEST):
-            return most
-        left = [sequence.task.request.sampling.max_tokens - sequence.answer_length for sequence in running]
-        if self._pays is None:
-            self._pays = _is_certain(rest, running) and limit_pays(_longest_first(rest, left), most, RIDGE)
+        if self._pays is None and self._wait <= 0:
+            self._look(running, most)
         if not self._pays:
             return most
-        work = sum(count * sampling.n * sampling.max_tokens for sampling, count in rest.items())
-        longest = max([*left, *(sampling.max_tokens for sampling in rest)], default=0)
-        return sequence_limit(work + sum(left), longest, RIDGE, most)
+        if self._to_come is None:
+            rest = self._stream.rest()
+            assert rest is not None  # known once, known to the end
+            self._to_come = _work_and_longest(rest)
+        work, longest = self._to_come
+        left = _left(running)
+        return sequence_limit(work + sum(left), max([*left, longest]), RIDGE, most)
+
+    def _look(self, running: Ordered[Sequence], most: int) -> None:
+        """Decides, or finds how many requests have to be taken first; every look takes a time by kinds of request."""
+        rest = self._stream.rest()
+        if rest is None:
+            return
+        excess = _answers(rest) - LARGEST
+        if excess > 0:
+            self._wait = -(-excess // max(sampling.n for sampling in rest))
+        else:
+            self._pays = _is_certain(rest, running) and limit_pays(_longest_first(rest, _left(running)), most, RIDGE)
+
+
+def _left(running: Ordered[Sequence]) -> list[int]:
+    return [sequence.task.request.sampling.max_tokens - sequence.answer_length for sequence in running]
+
+
+def _work_and_longest(rest: Mapping[Sampling, int]) -> tuple[int, int]:
+    work = sum(count * sampling.n * sampling.max_tokens for sampling, count in rest.items())
+    return work, max((sampling.max_tokens for sampling in rest), default=0)
 
 
 def _answers(rest: Mapping[Sampling, int]) -> int:

@@ -132,8 +132,13 @@ class Window:
         for index in self._order(part):
             key, seed, _, number = part.rows.rows[index].item()
             sampling = self._sampling(number, seed)
-            self.asks[self.samplings[number]] -= 1
+            self._handed_out(self.samplings[number])
             yield Request(key, tokens[offsets[index] : offsets[index + 1]].tolist(), sampling, RowTag(key, sampling))
+
+    def _handed_out(self, ask: Sampling) -> None:
+        self.asks[ask] -= 1
+        if not self.asks[ask]:
+            del self.asks[ask]
 
     def _order(self, part: Part) -> list[int]:
         """As planned; longer answers first in a branch, where they differ and all rows are in one part."""

@@ -216,7 +216,34 @@ def test_an_announced_end_is_looked_at_again_when_it_is_near(monkeypatch):
     stream = Stream(requests_of([500, *[50] * 100], ignore_eos=True))
     backlog = AnnouncedBacklog(stream)
     assert backlog.most([], 256) == 256
-    stream.requests = stream.requests[:40]
-    assert backlog.most([], 256) == RIDGE
-    stream.taken = 40
+    take(stream, backlog, 61)
+    assert backlog.most([], 256) == 256  # all alike
+    stream = Stream(requests_of([*[50] * 61, 500, *[50] * 39], ignore_eos=True))
+    backlog = AnnouncedBacklog(stream)
     assert backlog.most([], 256) == 256
+    take(stream, backlog, 61)
+    assert backlog.most([], 256) == RIDGE
+    take(stream, backlog, 40)
+    assert backlog.most([], 256) == 256
+
+
+def take(stream: Stream, backlog: AnnouncedBacklog, count: int) -> None:
+    for _ in range(count):
+        stream.taken += 1
+        backlog.took()
+
+
+def test_the_rest_of_a_stream_is_looked_at_only_when_it_may_say_something_new(monkeypatch):
+    """Adding it up takes time by its kinds of request, and the question comes with every step."""
+    monkeypatch.setattr("batchgen.engine.backlog.LARGEST", 50)
+    stream = Stream(requests_of([*[50] * 61, 500, *[50] * 39], ignore_eos=True))
+    looks, rest = [], stream.rest
+    stream.rest = lambda: looks.append(stream.taken) or rest()
+    backlog = AnnouncedBacklog(stream)
+    for _ in range(100):
+        backlog.most([], 256)
+        backlog.most([], 256)
+        take(stream, backlog, 1)
+    assert looks[0] == 0
+    assert looks[1] == 51
+    assert len(looks) <= 2 + 50

@@ -36,6 +36,12 @@ def windows_of(requests: list[Request], directory: Path | None = None, **budget:
     return [list(window) for window in plan_windows(requests, directory, WindowBudget(**budget))]
 
 
+def window_asks(pace: Pace) -> dict[Sampling, int]:
+    """Kinds of request that are handed out would otherwise slow down every later look at the rest."""
+    assert pace._current is not None
+    return pace._current[1].asks
+
+
 def test_the_rest_is_known_once_the_last_window_is_handed_out() -> None:
     requests = [request(key, key % 7, key, max_tokens=4 + 4 * (key % 2), seed=key) for key in range(20)]
     pace, rests = Pace(), []
@@ -47,6 +53,7 @@ def test_the_rest_is_known_once_the_last_window_is_handed_out() -> None:
     assert rests[0] is None
     assert sum(known[0].values()) >= 9 - 3  # the end is known once the reader has come to it, a moment after
     assert known[-1] == {}
+    assert not window_asks(pace)
     assert all(sum(one.values()) - sum(two.values()) == 1 for one, two in pairwise(known))
 
 
