@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchgen.engine.spec import ModelSpec
-from batchgen.engine.tuning import TOKENS, Product, Trial, products_of, shapes_of, tune
+from batchgen.engine.tuning import REPEATS, TOKENS, Product, Trial, products_of, shapes_of, tune
 from batchgen.jobs.command_tune import TuneOptions, tune_model
 from batchgen.jobs.errors import UsageError
 from batchgen.kernels.chip import Chip
@@ -182,6 +182,22 @@ def asked(formats: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> list[Key
 def test_every_product_is_tuned_for_itself(monkeypatch):
     keys = asked(("int4", "int8", "fp8"), monkeypatch)
     assert len(set(keys)) == len(keys)
+
+
+def test_a_small_weight_is_read_from_another_copy_each_time():
+    """As in a model, where the weights of other layers lie between."""
+    read = []
+
+    class Watched(ReferenceKernels):
+        def linear_int8(self, x, weight, bias, dtype):
+            read.append(weight.q.data_ptr())
+            return super().linear_int8(x, weight, bias, dtype)
+
+    product = next(products_of(tiny_spec(), ("int8",), Watched(), torch.float32, torch.device("cpu")))
+    for _ in range(REPEATS + 1):
+        product.run(1)
+    assert len(set(read[:REPEATS])) == REPEATS
+    assert read[REPEATS] == read[0]
 
 
 def test_heads_are_tuned_as_they_are_held(monkeypatch):
