@@ -193,6 +193,27 @@ def test_an_8b_model_compiles_to_matrix_instructions(format: str, capability: in
     assert compile_launch(made[gpu_cases.MERGE], capability).stack == 0
 
 
+OTHERS = {  # format, head width, dtype of the queries
+    "float32": ("float32", 128, torch.float32),
+    "float32, narrow heads": ("float32", 64, torch.float32),
+    "bfloat16, narrow heads": ("bfloat16", 64, torch.bfloat16),
+    "int4, narrow heads": ("int4", 64, torch.bfloat16),
+    "fp8 under float16": ("fp8", 128, torch.float16),
+    "int8 under float16": ("int8", 128, torch.float16),
+}
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_types_and_widths_spill_nothing(name: str, capability: int) -> None:
+    format, head_dim, dtype = OTHERS[name]
+    made = launched(format, capability, head_dim, dtype=dtype)
+    check(made[gpu_cases.NARROW], capability, wide=False)
+    check(
+        made[gpu_cases.WIDE], capability, wide=dtype != torch.float32
+    )  # three products of tf32, of older instructions
+
+
 def test_blocks_that_lie_apart_are_refused() -> None:
     """As the host keeps them."""
     query, keys, values, items, masking = cases.make(cases.decode(2, 20), cases.Shape(4, 2, 16), torch.bfloat16)
