@@ -69,9 +69,9 @@ def copy_each(stored: Tensor, pairs: list[tuple[int, int]]) -> None:
 def copy_at_once(stored: Tensor, pairs: list[tuple[int, int]]) -> None:
     """Many pairs a launch, no more than COPY_BYTES held aside; as bytes: not every dtype of codes can be indexed."""
     stored_bytes = stored.view(torch.uint8)
-    block_bytes = max(1, stored_bytes.numel() // stored_bytes.shape[3])
-    for some in torch.tensor(pairs).to(stored.device, non_blocking=True).split(max(1, COPY_BYTES // block_bytes)):
-        source, destination = some.unbind(1)
+    most = max(1, COPY_BYTES * stored_bytes.shape[3] // max(1, stored_bytes.numel()))
+    for first in range(0, len(pairs), most):
+        source, destination = torch.tensor(pairs[first : first + most]).to(stored.device, non_blocking=True).unbind(1)
         stored_bytes[:, :, :, destination] = stored_bytes[:, :, :, source]
 
 
