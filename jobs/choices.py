@@ -136,7 +136,7 @@ def with_choices(job: Job, chosen: Chosen) -> Job:
     return job.model_copy(update={"engine": engine.model_copy(update=values)})
 
 
-def limits_of(resolved: Mapping[str, Any]) -> dict[str, int]:
+def limits_of(resolved: Mapping[str, Any]) -> Record:
     """What of the settings the engine may take otherwise than it was asked to."""
     return {name: resolved[name] for name in ("max_batch_tokens", "max_sequences")}
 
@@ -189,7 +189,7 @@ class Adaptation:
         settings = replace(self.chosen.settings, **other)
         return replace(self.chosen, settings=settings) if self._gain(settings) >= _WORTH_A_CHANGE else None
 
-    def took(self, limits: Mapping[str, int]) -> Record | None:
+    def took(self, limits: Mapping[str, Any]) -> Record | None:
         """What to tell of the limits that the engine has now, maybe less than asked for; None if none changed."""
         settings = replace(self.chosen.settings, **limits)
         if settings == self.chosen.settings:
