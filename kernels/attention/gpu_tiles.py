@@ -17,7 +17,8 @@ from . import Masking
 from .gpu_kernels import Variant
 from .gpu_tasks import Geometry
 
-HOPPER = (9, 0)
+HOPPER, BEHIND = (9, 0), (12, 0)  # between them, matrix operands need no registers
+AMPERE = (8, 0)
 # Weights times scales are float16 operands, where small scales would be subnormal; a scale is at most the largest
 # float16 through the largest code (for int4, twice that), so that raised by so many powers of two it is still finite.
 RAISED = {"fp8": 8.0, "int8": 6.0, "int4": 2.0}
@@ -34,10 +35,10 @@ class Tile:
 
 def wide_rows(pages: LayerPages, dtype: torch.dtype, chip: Chip) -> int:
     """Rows of a wide tile: as many as the accumulators leave room for."""
-    before_hopper = chip.capability < HOPPER
-    if dtype == torch.float32 or (_packed(pages) and before_hopper):
+    in_registers = not HOPPER <= chip.capability < BEHIND
+    if dtype == torch.float32 or (_packed(pages) and in_registers):
         return 32
-    if _packed(pages) or (pages.keys.head_dim > 128 and before_hopper):
+    if _packed(pages) or (in_registers and (pages.keys.head_dim > 128 or chip.capability != AMPERE)):
         return 64
     return 128
 
@@ -50,11 +51,11 @@ def tile(pages: LayerPages, dtype: torch.dtype, wide: bool, chip: Chip) -> Tile:
     if wide:
         if _packed(pages):
             return Tile(32, 4, 2)
-        return Tile(32, 8, 2 if chip.capability >= HOPPER else 1) if wider else Tile(64, 8, 2)
+        return Tile(32, 8, 2 if HOPPER <= chip.capability < BEHIND else 1) if wider else Tile(64, 8, 2)
     if wider:
         return Tile(32, 4, 3)
     narrowest = max(side.codes.dtype.itemsize for side in (pages.keys, pages.values)) == 1
-    return Tile(128, 4, 2) if narrowest and dtype == torch.bfloat16 else Tile(64, 4, 3)
+    return Tile(128, 4, 2) if narrowest and dtype == torch.bfloat16 and chip.capability < BEHIND else Tile(64, 4, 3)
 
 
 def make_variant(

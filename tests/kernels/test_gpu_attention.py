@@ -7,7 +7,7 @@ import pytest
 import torch
 from attention_steps import steps
 from backends import REFERENCE
-from compiled import CAPABILITIES, SHARED_LIMIT, compile_launch, empty
+from compiled import CAPABILITIES, OF_WORKSTATIONS, SHARED_LIMIT, compile_launch, empty
 from compiled import empty_pages as pages
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -162,7 +162,7 @@ def launched(
     num_heads, num_kv_heads = heads
     query = empty(64, num_heads, head_dim, dtype=dtype)
     stored = LayerPages(pages(format, num_kv_heads, head_dim), pages(format, num_kv_heads, head_dim))
-    chip = Chip((capability // 10, 0))
+    chip = Chip((capability // 10, capability % 10))
     plan = gpu.plan_attention(cases.decode_shared(2000, 64).build()[0], 16, chip)
     layout = plan.layout(num_heads, stored, query.dtype)
     sums = empty(layout.sizes.partials, num_heads, dtype=torch.float32)
@@ -182,6 +182,14 @@ def check(launch: Launch, capability: int, wide: bool) -> None:
     else:
         assert program.matrix_instructions(80)
     assert program.wide_loads() >= 8
+
+
+@pytest.mark.parametrize("capability", OF_WORKSTATIONS)
+@pytest.mark.parametrize(("format", "head_dim"), [("bfloat16", 128), ("fp8", 128), ("int8", 128), ("bfloat16", 256)])
+def test_chips_of_workstations_have_room(format: str, head_dim: int, capability: int) -> None:
+    made = launched(format, capability, head_dim)
+    check(made[gpu_cases.NARROW], capability, wide=False)
+    check(made[gpu_cases.WIDE], capability, wide=True)
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)

@@ -21,8 +21,15 @@ from batchgen.kernels.kv_format import FORMATS, Pages
 from batchgen.kernels.launch import Launch
 
 CAPABILITIES = (80, 90, 100)
-SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # bytes of one program
-MATRIX_INSTRUCTION = {80: r"\bmma\.sync", 90: r"\bwgmma\.mma_async", 100: r"\btcgen05\.mma"}
+OF_WORKSTATIONS = (89, 120)  # a little over half the shared memory
+SHARED_LIMIT = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}  # bytes of one program
+MATRIX_INSTRUCTION = {
+    80: r"\bmma\.sync",
+    89: r"\bmma\.sync",
+    120: r"\bmma\.sync",
+    90: r"\bwgmma\.mma_async",
+    100: r"\btcgen05\.mma",
+}
 _TYPES = {
     torch.float32: "fp32",
     torch.float16: "fp16",
