@@ -40,7 +40,8 @@ def train_heads(model: str, data: Path, out: Path, options: HeadsOptions, told: 
         use_granted_cores()
         texts = [Text(*answer) for answer in read_answers(data, model, load_tokenizer(model), options.limit)]
         plan = Plan(options.heads, options.epochs, options.seed)
-        checkpoint, device, ops = open_checkpoint(model), resolve_device(options.device), kernels.load(options.device)
+        checkpoint, device = open_checkpoint(model), resolve_device(options.device)
+        ops = kernels.load(str(device))
         decoder = load_decoder(checkpoint, compute_dtype("auto", checkpoint.dtype, device), device, ops)
         try:
             learn, measure = (examples(decoder, ops, part, plan.heads) for part in split(texts, plan))
