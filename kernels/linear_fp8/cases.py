@@ -11,6 +11,7 @@ from ..case import Op, Results, generator
 from ..chip import Chip
 from ..grouped import form_of
 from ..grouped.choice import Choices, narrow
+from ..grouped.layout import lay_out
 from ..panels.cases import NUMBERS, SMOLLM2, Form, common_cases, rounded, rounding, scales, speed_cases
 from ..rounding import E4M3, Rounding
 from . import Fp8Weight
@@ -45,7 +46,8 @@ def path(x: Tensor, weight: Fp8Weight, bias: Tensor | None) -> str:
     """The way on an H200."""
     form = form_of(8, weight.group, weight.shape[1])
     assert form is not None
-    return narrow(Choices(Chip(), {}), form, weight.shape, len(x), E4M3, x.dtype).path
+    laid_out = lay_out(E4M3, weight.q.view(torch.uint8), weight.scale, None, weight.group, weight.shape[1], form)
+    return narrow(Choices(Chip(), {}), laid_out, len(x), E4M3, x.dtype).path
 
 
 CHANNEL = Form(half=False, minimum=False)

@@ -11,6 +11,7 @@ from ..case import Op, Results, generator, normal
 from ..chip import Chip
 from ..grouped import form_of
 from ..grouped.choice import Choices, wide
+from ..grouped.layout import INT4, lay_out
 from ..panels.cases import Form, common_cases, expected, rounding, scales, speed_cases
 from . import Int4Weight
 
@@ -36,7 +37,8 @@ def path(x: Tensor, weight: Int4Weight, bias: Tensor | None) -> str:
     """The way on an H200."""
     form = form_of(4, weight.group, weight.shape[1])
     assert form is not None
-    return wide(Choices(Chip(), {}), form, weight.shape, len(x), has_minimum=True).path
+    laid_out = lay_out(INT4, weight.codes(), weight.scale, weight.minimum, weight.group, weight.shape[1], form)
+    return wide(Choices(Chip(), {}), laid_out, len(x)).path
 
 
 FORMS = (

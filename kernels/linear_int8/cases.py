@@ -11,6 +11,7 @@ from ..case import Op, Results, generator, normal
 from ..chip import Chip
 from ..grouped import form_of
 from ..grouped.choice import Choices, narrow
+from ..grouped.layout import lay_out
 from ..panels.cases import SMOLLM2, Form, common_cases, expected, rounding, scales, speed_cases
 from ..rounding import INT8
 from . import Int8Weight
@@ -36,7 +37,8 @@ def path(x: Tensor, weight: Int8Weight, bias: Tensor | None) -> str:
     """The way on an H200."""
     form = form_of(8, weight.group, weight.shape[1])
     assert form is not None
-    return narrow(Choices(Chip(), {}), form, weight.shape, len(x), INT8, x.dtype).path
+    laid_out = lay_out(INT8, weight.q, weight.scale, weight.minimum, weight.group, weight.shape[1], form)
+    return narrow(Choices(Chip(), {}), laid_out, len(x), INT8, x.dtype).path
 
 
 CHANNEL = Form(half=False, minimum=False)
