@@ -8,8 +8,8 @@ To add a source: put `cpu.cpp` (any name) into the op's folder; setup.py finds i
 
 * include `../native/simd.h` for `Vec`, WIDTH floats of the set being compiled, and test `__AVX512VNNI__` and the like
   for instructions it lacks; never ask the processor, which library is loaded has been decided;
-* run loops by `parallel` and `parallel_parts` of `../native/parallel.h`: torch's own threads, so that
-  `torch.set_num_threads` governs both. No `#pragma omp`, which would need a runtime at link time;
+* run loops by `parallel` and `parallel_parts` of `../native/parallel.h`: on as many threads as
+  `torch.set_num_threads` says, not all of which need come. No `#pragma omp`, which would need a runtime at link time;
 * export by `BATCHGEN_EXPORT void batchgen_NAME(...)` of `../native/export.h`, taking pointers, int64_t and double;
 * keep all else in `namespace batchgen`, helpers of one file in an unnamed one; no exceptions, no global state.
 

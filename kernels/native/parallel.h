@@ -1,5 +1,5 @@
-// Loops over the threads of runtime.cpp: as many as torch uses, its own as a rule. Nothing is linked: without torch's
-// OpenMP runtime the loops run on the calling thread.
+// Loops over threads, as many as torch uses: torch's, or those of runtime.cpp while other work keeps torch's. A loop must
+// not count on all of them to come. Nothing is linked: without torch's OpenMP runtime the calling thread does it all.
 #pragma once
 
 #include <atomic>
