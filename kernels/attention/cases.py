@@ -5,7 +5,7 @@ Pages hold NaN wherever no item's key lies, so a result that touched such a slot
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import cycle
 
 import numpy as np
 import torch
@@ -16,6 +16,8 @@ from ..case import Arguments, Case, Op, Results, generator
 from ..kv_format.cases import plain_pages
 from . import AttentionItems, Ints, Masking
 from .layout import Geometry, make_batches
+
+BEYOND_CACHES = 2**27  # bytes that no last level of cache holds
 
 
 @dataclass(slots=True)
@@ -111,9 +113,14 @@ def prepare(
 ) -> Callable[[], Tensor]:
     """One layer of a step whose plan is made, on pages that another layer's have driven out of the caches."""
     plan = kernels.plan_attention(items, keys.shape[2])
-    layers = [plain_pages(as_stored(keys), as_stored(values)) for _ in range(3)]
-    turn = count()
-    return lambda: kernels.attention(query, layers[next(turn) % 3], plan, masking)
+    number = layers_beyond_caches(keys.nbytes + values.nbytes)
+    layers = cycle([plain_pages(as_stored(keys), as_stored(values)) for _ in range(number)])
+    return lambda: kernels.attention(query, next(layers), plan, masking)
+
+
+def layers_beyond_caches(layer_bytes: int) -> int:
+    """How many layers of that size no cache holds together: what one read is gone when its turn comes again."""
+    return -(-BEYOND_CACHES // layer_bytes)
 
 
 def as_stored(pages: Tensor) -> Tensor:

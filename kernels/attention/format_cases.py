@@ -5,7 +5,7 @@ The truth is attention in float64 over the numbers that the pages hold, with que
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import count
+from itertools import cycle
 
 import numpy as np
 import torch
@@ -57,9 +57,11 @@ def prepare(
 ) -> Callable[[], Tensor]:
     """As cases.prepare."""
     plan = kernels.plan_attention(items, pages.block_size)
-    layers = [LayerPages(_as_stored(pages.keys), _as_stored(pages.values)) for _ in range(3)]
-    turns = count()
-    return lambda: kernels.attention(query, layers[next(turns) % 3], plan, masking)
+    number = cases.layers_beyond_caches(
+        sum(stored.nbytes for side in (pages.keys, pages.values) for stored in (side.codes, side.scales))
+    )
+    layers = cycle([LayerPages(_as_stored(pages.keys), _as_stored(pages.values)) for _ in range(number)])
+    return lambda: kernels.attention(query, next(layers), plan, masking)
 
 
 def _as_stored(pages: Pages) -> Pages:
@@ -121,8 +123,12 @@ STEPS = Op(
     cases=tuple(
         case(title, step, name, name)
         for title, step in (
+            ("decode 64 x 150", cases.decode(64, 150)),
+            ("decode 64 x 300", cases.decode(64, 300)),
+            ("decode 64 x 1000", cases.decode(64, 1000)),
             ("decode 256 x 300", cases.decode(256, 300)),
             ("decode 64 x 2000", cases.decode(64, 2000)),
+            ("256 queries behind 896 shared", cases.prefill_shared(896, 256, 1)),
             ("prefill 20 x 160 behind 608 shared", cases.prefill_shared(608, 20, 160)),
         )
         for name in ("bfloat16", *QUANTISED)
