@@ -5,6 +5,7 @@ Knows the terminal; what a run does is in run.py.
 
 import json
 import sys
+from dataclasses import dataclass
 
 import click
 
@@ -19,31 +20,34 @@ from .stop import Stop
 from .times import parse_deadline
 
 
-def run_command(
-    job: Job,
-    limit: int | None = None,
-    deadline: str | None = None,
-    fresh: bool = False,
-    yes: bool = False,
-    retry: str | None = None,
-    quiet: bool = False,
-    log_format: str = "text",
-    on: str | None = None,
-    workers: int | None = None,
-    models: Models | None = None,
-) -> int:
+@dataclass(frozen=True)
+class RunArguments:
+    """What the command line says beside the job file; the names are those of its options."""
+
+    limit: int | None = None
+    deadline: str | None = None
+    fresh: bool = False
+    yes: bool = False
+    retry: str | None = None
+    quiet: bool = False
+    log_format: str = "text"
+    on: str | None = None
+    workers: int | None = None
+
+
+def run_command(job: Job, given: RunArguments, models: Models | None = None) -> int:
     """Runs the job and returns the exit code. `models` instead of those that `on` and `workers` name."""
-    options = RunOptions(fresh=fresh, retry=_retry(retry), quiet=quiet, log_format=log_format)
-    if fresh and not yes:
+    options = RunOptions(fresh=given.fresh, retry=_retry(given.retry), quiet=given.quiet, log_format=given.log_format)
+    if given.fresh and not given.yes:
         _ask_before_fresh(job)
-    if limit is not None:
-        job = job.with_limit(limit)
-    with models_on(on, workers) as named:
-        report = run(job, options, models or named, stop=_stop(deadline))
+    if given.limit is not None:
+        job = job.with_limit(given.limit)
+    with models_on(given.on, given.workers) as named:
+        report = run(job, options, models or named, stop=_stop(given.deadline))
     for warning in report.warnings:
-        _warn(warning, log_format)
-    if not quiet:
-        _tell(report, log_format)
+        _warn(warning, given.log_format)
+    if not given.quiet:
+        _tell(report, given.log_format)
     return report.exit_code
 
 

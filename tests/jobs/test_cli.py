@@ -16,7 +16,7 @@ from job_files import make_job, manifest, read_output, visible, write_job, write
 from tiny import tiny_model
 
 from batchgen.jobs import Job, cli
-from batchgen.jobs.command_run import run_command
+from batchgen.jobs.command_run import RunArguments, run_command
 from batchgen.jobs.lock import Lock
 from batchgen.jobs.status import read_status
 from batchgen.jobs.stop import Stop
@@ -231,9 +231,9 @@ def test_a_run_on_a_tiny_model(tmp_path: Path, model: Path, capsys: pytest.Captu
 def test_quiet_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_rows(tmp_path, 20)
     job = make_job(tmp_path)
-    assert run_command(job, quiet=True, models=FakeModels()) == 0
+    assert run_command(job, RunArguments(quiet=True), models=FakeModels()) == 0
     assert capsys.readouterr() == ("", "")
-    assert run_command(job, log_format="json", models=FakeModels(), fresh=True, yes=True) == 0
+    assert run_command(job, RunArguments(log_format="json", fresh=True, yes=True), models=FakeModels()) == 0
     events = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [event["event"] for event in events] == ["settings", "progress", "end"]
     assert events[1]["tokens"] == events[1]["tokens_total"]
@@ -243,7 +243,7 @@ def test_quiet_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 def test_fresh_asks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_rows(tmp_path, 5)
     path = write_job(tmp_path)
-    run_command(Job.load(path), models=FakeModels(), quiet=True)
+    run_command(Job.load(path), RunArguments(quiet=True), models=FakeModels())
     code, _, err = invoke(capsys, "run", path, "--fresh")
     assert code == 2
     assert "confirm with --yes" in err
@@ -253,7 +253,7 @@ def test_fresh_asks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_limit(tmp_path: Path) -> None:
     write_rows(tmp_path, 20)
     job = make_job(tmp_path)
-    assert run_command(job, limit=4, models=FakeModels(), quiet=True) == 0
+    assert run_command(job, RunArguments(limit=4, quiet=True), models=FakeModels()) == 0
     assert len(read_output(tmp_path / "out")) == 4
 
 
@@ -286,7 +286,7 @@ def test_a_signal_ends_cleanly(tmp_path: Path, number: signal.Signals, code: int
     assert not (tmp_path / "out" / "__batchgen__" / "lock.json").exists()
     models = FakeModels()
     job = Job.load(path)
-    run_command(job, quiet=True, models=models)
+    run_command(job, RunArguments(quiet=True), models=models)
     assert 0 < len(models.fake.asked) < 4545
     assert len(read_output(tmp_path / "out")) == 5000
 
@@ -307,12 +307,10 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
 def test_the_deadline(tmp_path: Path) -> None:
     write_rows(tmp_path, 5000)
     job = make_job(tmp_path, run__checkpoint_seconds=0.1, run__deadline="1s", output__shard_rows=1000)
-    assert run_command(job, quiet=True, models=FakeModels(FakeEngine(seconds=0.05))) == 4
+    assert run_command(job, RunArguments(quiet=True), models=FakeModels(FakeEngine(seconds=0.05))) == 4
     assert visible(tmp_path / "out") == []
-    assert (
-        run_command(make_job(tmp_path, run__deadline="10h", output__shard_rows=1000), quiet=True, models=FakeModels())
-        == 0
-    )
+    later = make_job(tmp_path, run__deadline="10h", output__shard_rows=1000)
+    assert run_command(later, RunArguments(quiet=True), models=FakeModels()) == 0
     assert len(read_output(tmp_path / "out")) == 5000
 
 
@@ -359,17 +357,17 @@ def test_a_job_whose_rows_all_fail_is_not_silent(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], log_format: str
 ) -> None:
     (tmp_path / "rows.jsonl").write_text('{"word": null}\n' * 3)
-    assert run_command(make_job(tmp_path), quiet=True, log_format=log_format, models=FakeModels()) == 0
+    assert run_command(make_job(tmp_path), RunArguments(quiet=True, log_format=log_format), models=FakeModels()) == 0
     [line] = capsys.readouterr().err.splitlines()
     assert "all 3 rows failed, the first with null_value: column 'word' is null" in line
     write_rows(tmp_path, 12, mode="a")
-    assert run_command(make_job(tmp_path), quiet=True, models=FakeModels()) == 0
+    assert run_command(make_job(tmp_path), RunArguments(quiet=True), models=FakeModels()) == 0
     assert capsys.readouterr().err == ""
 
 
 def test_what_the_engine_came_to_is_told_and_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_rows(tmp_path, 3)
-    run_command(make_job(tmp_path), models=FakeModels())
+    run_command(make_job(tmp_path), RunArguments(), models=FakeModels())
     told = capsys.readouterr().err.splitlines()
     assert told[1].startswith("formats: not measured")
     assert told[2] == "engine: device cpu, dtype float32, weights native"

@@ -12,7 +12,7 @@ from fake_models import FakeModels
 from job_files import make_job, write_rows
 
 from batchgen.jobs import formats
-from batchgen.jobs.command_run import run_command
+from batchgen.jobs.command_run import RunArguments, run_command
 from batchgen.jobs.formats import Work, describe_formats
 from batchgen.jobs.job import Job
 
@@ -64,11 +64,11 @@ def test_a_resume_takes_the_formats_of_the_first_run(tmp_path: Path, capsys: pyt
     write_rows(tmp_path, 8)
     job = make_job(tmp_path, prompt__on_null="empty")
     first, second = Choosing(), Choosing()
-    assert run_command(job.with_limit(3), models=first) == 0
+    assert run_command(job.with_limit(3), RunArguments(), models=first) == 0
     told = capsys.readouterr().err
     assert "weights int4: taken; perplexity +0.40%, KL 0.0030 over 900 tokens, same choice 99.00% of 200" in told
     assert "weights int8: refused (perplexity +1.22%, limit +1.0%)" in told
-    assert run_command(job, models=second) == 0
+    assert run_command(job, RunArguments(), models=second) == 0
     assert [asked[:2] for asked in first.asked] == [("auto", "auto")]
     assert first.asked[0][2] == 3
     assert second.asked == []
@@ -80,10 +80,10 @@ def test_a_resume_takes_the_formats_of_the_first_run(tmp_path: Path, capsys: pyt
 def test_weights_stay_when_another_kv_format_is_asked_for(tmp_path: Path) -> None:
     write_rows(tmp_path, 8)
     job = make_job(tmp_path, prompt__on_null="empty")
-    assert run_command(job.with_limit(3), models=Choosing(), quiet=True) == 0
+    assert run_command(job.with_limit(3), RunArguments(quiet=True), models=Choosing()) == 0
     other = job.model_copy(update={"engine": job.engine.model_copy(update={"kv_cache": "int8"})})
     models = Choosing()
-    assert run_command(other, models=models, quiet=True) == 0
+    assert run_command(other, RunArguments(quiet=True), models=models) == 0
     assert [asked[:2] for asked in models.asked] == [("int4", "int8")]
     assert models.loaded == [("int4", "int8")]
 
@@ -101,16 +101,14 @@ def test_a_short_job_is_not_worth_a_measurement(
     job = make_job(tmp_path, prompt__on_null="empty", prompt__text="Say it", model__weights=weights)
     monkeypatch.setattr(formats, "WORTH_TOKENS", 100)  # 8 rows with 6 tokens in common and answers of up to 12
     models = Choosing()
-    assert run_command(job, models=models) == 0
+    assert run_command(job, RunArguments(), models=models) == 0
     assert (models.asked, models.loaded) == ([], [(computed, "auto")])
     assert (
         "formats: not measured: for about 54 tokens to compute it does not pay (from 100 on" in capsys.readouterr().err
     )
     monkeypatch.setattr(formats, "WORTH_TOKENS", 54)
-    assert (
-        run_command(job.model_copy(update={"output": job.output.model_copy(update={"path": "two"})}), models=models)
-        == 0
-    )
+    other = job.model_copy(update={"output": job.output.model_copy(update={"path": "two"})})
+    assert run_command(other, RunArguments(), models=models) == 0
     assert len(models.asked) == 1
 
 

@@ -18,7 +18,7 @@ from job_files import make_job, write_rows
 
 from batchgen.engine.request import Request
 from batchgen.jobs import hook, run
-from batchgen.jobs.command_run import run_command
+from batchgen.jobs.command_run import RunArguments, run_command
 from batchgen.jobs.errors import UsageError
 from batchgen.jobs.hook import Command, HookError, Webhook
 from batchgen.jobs.stop import Stop
@@ -131,7 +131,7 @@ def test_a_hook_that_fails_is_a_warning(
 ) -> None:
     monkeypatch.setattr(hook, "PAUSES", (0.0, 0.0, 0.0))
     write_rows(tmp_path, 3)
-    assert run_command(make_job(tmp_path, run__on_finish=on_finish), models=FakeModels()) == 0
+    assert run_command(make_job(tmp_path, run__on_finish=on_finish), RunArguments(), models=FakeModels()) == 0
     shown = capsys.readouterr().err
     assert f"warning: {tmp_path / 'out'}: run.on_finish: " in shown
     assert words in shown
