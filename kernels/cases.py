@@ -35,6 +35,8 @@ LARGE: tuple[Op, ...] = (
     attention.STEPS,
     attention_formats.STEPS,
     sampling.LARGE_SAMPLE,
+    sampling.LARGE_PENALISE,
+    sampling.LARGE_LOGPROBS,
     linear_int8.SPEED,
     linear_int4.SPEED,
     linear_fp8.SPEED,

@@ -136,11 +136,17 @@ class NativeKernels(ReferenceKernels):
     def finite(self, logits: Tensor) -> Tensor:
         return native_sampling.finite(self._library, logits)
 
+    def penalise(self, logits: Tensor, penalties: Penalties) -> Tensor:
+        return native_sampling.penalise(self._library, logits, penalties)
+
     def sample(self, logits: Tensor, filters: Filters) -> Tensor:
         return native_sampling.sample(self._library, logits, filters)
 
     def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
         native_token_mask.mask(self._library, logits, rows, bits)
+
+    def logprobs(self, logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
+        return native_sampling.logprobs(self._library, logits, tokens, top)
 
     def plan_attention(self, items: AttentionItems, block_size: int) -> Any:
         return native_attention.plan_attention(items, block_size)

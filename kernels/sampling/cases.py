@@ -78,8 +78,9 @@ def expected_penalised(logits: Tensor, penalties: Penalties) -> Results:
 
 def expected_logprobs(logits: Tensor, tokens: Tensor, top: int) -> Results:
     scores = logits.double() - logits.double().exp().sum(-1, keepdim=True).log()
-    ids = [sorted(range(logits.shape[1]), key=lambda token: (-float(row[token]), token))[:top] for row in logits]
-    best = torch.tensor(ids, dtype=torch.int64).view(len(logits), top)
+    tokens_up = np.arange(logits.shape[1])
+    ids = [np.lexsort((tokens_up, -row))[:top] for row in logits.numpy()]
+    best = torch.from_numpy(np.array(ids, dtype=np.int64).reshape(len(logits), top))
     return scores[torch.arange(len(tokens)), tokens], scores.gather(1, best), best
 
 
@@ -178,6 +179,20 @@ LARGE_SAMPLE = Op(
         _sample("flat, top-p 0.9, 32 rows", 32, LARGE, top_p=[0.9], temperature=[6.0]),
     ),
 )
+LARGE_PENALISE = Op(
+    name="penalise",
+    run=lambda kernels, logits, penalties: (kernels.penalise(logits, penalties),),
+    expected=expected_penalised,
+    tolerance={torch.float32: 1e-6},
+    cases=(_penalise("256 rows, 300 tokens each", 256, LARGE, 256 * 300),),
+)
+LARGE_LOGPROBS = Op(
+    name="logprobs",
+    run=lambda kernels, logits, tokens, top: kernels.logprobs(logits, tokens, top),
+    expected=expected_logprobs,
+    tolerance={torch.float32: 1e-5},
+    cases=(_logprobs("own alone, 256 rows", 256, LARGE, 0), _logprobs("20 best, 64 rows", 64, LARGE, 20)),
+)
 OPS = (
     Op(
         name="finite",
@@ -188,22 +203,29 @@ OPS = (
     ),
     Op(
         name="penalise",
-        run=lambda kernels, logits, penalties: (kernels.penalise(logits, penalties),),
+        run=LARGE_PENALISE.run,
         expected=expected_penalised,
-        tolerance={torch.float32: 1e-6},
-        cases=(_penalise("some", 7, 301, 150), _penalise("none", 2, 33, 0), _penalise("every token", 3, 40, 120)),
+        tolerance=LARGE_PENALISE.tolerance,
+        cases=(
+            _penalise("some", 7, 301, 150),
+            _penalise("none", 2, 33, 0),
+            _penalise("every token", 3, 40, 120),
+            _penalise("enough for several threads", 40, 2000, 60000),
+        ),
     ),
     Op(
         name="logprobs",
-        run=lambda kernels, logits, tokens, top: kernels.logprobs(logits, tokens, top),
+        run=LARGE_LOGPROBS.run,
         expected=expected_logprobs,
-        tolerance={torch.float32: 1e-5},
+        tolerance=LARGE_LOGPROBS.tolerance,
         cases=(
             _logprobs("own alone", 5, 700, 0),
             _logprobs("five", 9, 1001, 5),
             _logprobs("ties", 9, 400, 7, ties=True),
             _logprobs("one token", 2, 1, 1),
             _logprobs("more than there are", 3, 40, 40),
+            _logprobs("twenty of several blocks", 40, 5003, 20),
+            _logprobs("hundreds, ties", 2, 2500, 300, ties=True),
         ),
     ),
     SAMPLE,

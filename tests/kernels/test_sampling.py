@@ -151,6 +151,8 @@ def test_a_row_does_not_depend_on_its_company(kernels: Kernels, op: str, chosen:
 @each_backend
 def test_broken_rows_give_some_id(kernels: Kernels) -> None:
     tokens = kernels.sample(POOL, FILTERS)
+    for top in (4, 40, 2000):
+        tokens = torch.cat([tokens, kernels.logprobs(POOL, tokens[: len(POOL)], top)[2].ravel()])
     assert ((tokens >= 0) & (tokens < POOL.shape[1])).all()
     assert kernels.finite(POOL).tolist() == [row not in (7, 15) for row in range(len(POOL))]
 
