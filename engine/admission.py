@@ -99,7 +99,7 @@ class Admission:
     def _fits(self, sequence: Sequence, match: Match, demand: Demand) -> bool:
         """Blocks for its tokens are free, and enough beside them for what all answers are expected to grow."""
         pool = self._residents.pool
-        spare = pool.num_free - self._residents.blocks(len(sequence.tokens)) + len(match.path)
+        spare = pool.num_free - self._residents.needed(sequence) + len(match.path)
         if not self._residents.running:
             return spare >= 0
         return spare - pool.num_blocks // SPARE_SHARE >= demand.reserve

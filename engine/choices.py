@@ -4,12 +4,25 @@ Pure Python on token ids and log-probabilities. A node of the trie is a start of
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, chain, pairwise
+
+from .branches import Branches, branches_of
 
 END = -1  # stands for all end tokens together
+MOST_FED = 64  # tokens behind one prompt: wider tries are scored in parts
+
+Node = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Nodes that are scored by one sequence: what is fed behind the prompt, and behind which of it each node stands."""
+
+    branches: Branches
+    points: tuple[tuple[int, int], ...]  # (index of the token, -1 for the prompt's last; number of the node), rising
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,36 +36,51 @@ class ChoiceTrie:
     open_ended: frozenset[int]
 
     @cached_property
-    def nodes(self) -> list[tuple[int, ...]]:
-        """Starts of choices whose following token is scored, the shortest first."""
-        return sorted({node for steps in self._steps for node, _ in steps}, key=lambda node: (len(node), node))
+    def nodes(self) -> list[Node]:
+        """Starts of choices whose following token is scored, those with one start behind each other."""
+        return sorted({node for steps in self._steps for node, _ in steps})
 
     @cached_property
     def wanted(self) -> list[list[int]]:
         """Per node the tokens, or END, whose log-probabilities are needed there."""
-        found: list[set[int]] = [set() for _ in self.nodes]
+        found: dict[Node, set[int]] = {node: set() for node in self.nodes}
         for steps in self._steps:
             for node, token in steps:
-                found[self._place[node]].add(token)
-        return [sorted(tokens) for tokens in found]
+                found[node].add(token)
+        return [sorted(tokens) for tokens in found.values()]
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """The nodes by the sequences that score them: one, unless they are many."""
+        number = {node: at for at, node in enumerate(self.nodes)}
+        found = []
+        for nodes in _groups(self.nodes):
+            branches, ends = branches_of(nodes)
+            found.append(Part(branches, tuple((ends[node], number[node]) for node in nodes)))
+        return tuple(found)
 
     def probabilities(self, scores: Sequence[Sequence[float]]) -> list[float]:
         """Per choice, summing to 1. `scores`: log-probabilities in the order of `nodes` and `wanted`."""
-        totals = [sum(self._score(scores, node, token) for node, token in steps) for steps in self._steps]
+        values = list(chain.from_iterable(scores))
+        totals = [sum(values[place] for place in places) for places in self._places]
         best = max(totals)
         shares = [math.exp(total - best) for total in totals]
-        return [share / sum(shares) for share in shares]
-
-    def _score(self, scores: Sequence[Sequence[float]], node: tuple[int, ...], token: int) -> float:
-        place = self._place[node]
-        return scores[place][self.wanted[place].index(token)]
+        whole = sum(shares)
+        return [share / whole for share in shares]
 
     @cached_property
-    def _place(self) -> dict[tuple[int, ...], int]:
-        return {node: place for place, node in enumerate(self.nodes)}
+    def _places(self) -> list[list[int]]:
+        """Per choice, where its log-probabilities stand among all of them."""
+        firsts = accumulate(map(len, self.wanted), initial=0)
+        place = {
+            (node, token): first + at
+            for node, first, tokens in zip(self.nodes, firsts, self.wanted, strict=False)
+            for at, token in enumerate(tokens)
+        }
+        return [[place[step] for step in steps] for steps in self._steps]
 
     @cached_property
-    def _steps(self) -> list[list[tuple[tuple[int, ...], int]]]:
+    def _steps(self) -> list[list[tuple[Node, int]]]:
         """Per choice the (node, token) pairs on its way, from where it is not every choice's: what all begin with is a
         factor of all scores.
         """
@@ -72,3 +100,17 @@ def common_length(rows: Sequence[list[int]]) -> int:
     """How many leading tokens all rows have in common."""
     least, most = min(rows), max(rows)
     return next((at for at, (a, b) in enumerate(zip(least, most, strict=False)) if a != b), min(len(least), len(most)))
+
+
+def _groups(nodes: Sequence[Node]) -> Iterator[list[Node]]:
+    """Neighbours, until MOST_FED tokens are fed for them; the way that is being gone then is gone to its end."""
+    group, fed = [nodes[0]], len(nodes[0])
+    for last, node in pairwise(nodes):
+        goes_on = node[: len(last)] == last
+        if fed >= MOST_FED and not goes_on:
+            yield group
+            group, fed = [], len(node)
+        else:
+            fed += len(node) - common_length([list(last), list(node)])
+        group.append(node)
+    yield group

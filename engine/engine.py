@@ -51,6 +51,7 @@ class RowBounds:
     model: Decoder
     vocabulary: int
     kv_tokens: int
+    block_size: int
     eos_ids: frozenset[int]
     grammars: Grammars
 
@@ -117,7 +118,7 @@ class Engine:
         if self._num_blocks < 1:
             raise ModelError(f"engine.memory: {settings.memory} holds no KV block of {block_bytes} bytes; raise it")
         self.resolved["kv_blocks"] = self._num_blocks
-        self.bounds = RowBounds(model, vocabulary, self._num_blocks * block_size, ends, self.grammars)
+        self.bounds = RowBounds(model, vocabulary, self._num_blocks * block_size, block_size, ends, self.grammars)
         self._runner = runner(self._num_blocks, EXECUTORS[device.type]())
         self._draft_models = draft_models(model, self._runner, drafting, settings)
         self._look_ahead = LOOK_AHEAD[device.type]

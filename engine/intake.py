@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from .backlog import UNKNOWN_BACKLOG, Backlog
-from .choices import ChoiceTrie
+from .branches import Forked
+from .choices import ChoiceTrie, Part
 from .detokenize import Decode
 from .grammar import Grammar, GrammarError
 from .grammar_state import UNCONSTRAINED, GrammarState
@@ -33,6 +34,8 @@ class RowLimits(Protocol):
     def context_length(self) -> int: ...
     @property
     def kv_tokens(self) -> int: ...  # tokens that all KV blocks hold
+    @property
+    def block_size(self) -> int: ...  # tokens that one holds
     @property
     def eos_ids(self) -> frozenset[int]: ...
     def rope_choice(self, length: int) -> int: ...
@@ -146,10 +149,22 @@ def refusal(request: Request, limits: RowLimits) -> RowError | None:
     except GrammarError as error:
         return RowError("bad_grammar", "request", f"{sampling.grammar and sampling.grammar.kind}: {error}")
     trie = trie_of(sampling, limits)
-    longest = max(map(len, trie.options)) if trie is not None else 0
-    if longest > sampling.max_tokens:
-        message = f"choice_probs: a choice has {longest} tokens, more than max_tokens ({sampling.max_tokens})"
+    return None if trie is None else trie_refusal(trie, request, limits)
+
+
+def trie_refusal(trie: ChoiceTrie, request: Request, limits: RowLimits) -> RowError | None:
+    """Why the choices of a request cannot be scored, if so."""
+    longest, most, length = max(map(len, trie.options)), request.sampling.max_tokens, len(request.prompt)
+    if longest > most:
+        message = f"choice_probs: a choice has {longest} tokens, more than max_tokens ({most})"
         return RowError("bad_params", "request", message)
+    courses = [Forked(part.branches, length) for part in trie.parts]
+    widest = max(one.extent(length + len(one.branches.tokens), limits.block_size) for one in courses)
+    if widest > limits.kv_tokens:
+        message = (
+            f"choice_probs: prompt and choices take {widest} tokens of KV memory, more than its {limits.kv_tokens}"
+        )
+        return RowError("engine", "generate", f"{message}; raise engine.memory", retryable=True)
     return None
 
 
@@ -179,9 +194,12 @@ def new_task(request: Request, limits: RowLimits) -> Task:
 
 
 def new_sequences(task: Task, decode: Decode) -> list[Sequence]:
-    """One per sample; they share the task's prompt and what the grammar puts at the start of every answer."""
+    """One per sample; they share the task's prompt and what the grammar puts at the start of every answer. Or one per
+    part of what is scored.
+    """
     if task.trie is not None:
-        return [_new_sequence(task, at, decode, list(node), UNCONSTRAINED) for at, node in enumerate(task.trie.nodes)]
+        parts = enumerate(task.trie.parts)
+        return [_scored_sequence(task, at, decode, part) for at, part in parts]
     start, opening = task.grammar, opening_tokens(task)
     for token in opening:
         start = start.after(token)
@@ -194,6 +212,12 @@ def _new_sequence(task: Task, sample: int, decode: Decode, opening: list[int], g
     for token in opening:
         counts.add(token)
     return Sequence(task, sample, [*task.prompt, *opening], stop_search(sampling, decode), counts, grammar)
+
+
+def _scored_sequence(task: Task, number: int, decode: Decode, part: Part) -> Sequence:
+    sequence = _new_sequence(task, number, decode, list(part.branches.tokens), UNCONSTRAINED)
+    sequence.course = Forked(part.branches, sequence.prompt_length)
+    return sequence
 
 
 def opening_tokens(task: Task) -> list[int]:

@@ -24,17 +24,16 @@ FULL_QUERIES = 64  # a feed of as many fills tiles by itself: it reads what it s
 class _Builder:
     """Grows the arrays of AttentionItems item by item."""
 
-    block_size: int
     starts: list[int] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
     block_offsets: list[int] = field(default_factory=lambda: [0])
     query_ranges: list[tuple[int, int]] = field(default_factory=list)
 
-    def add(self, first_block: int, blocks: list[int], end: int, queries: tuple[int, int]) -> None:
-        """Keys from `first_block` on, up to position `end`, for the step's rows in the half-open range `queries`."""
-        self.starts.append(first_block * self.block_size)
-        self.lengths.append(end - first_block * self.block_size)
+    def add(self, start: int, length: int, blocks: list[int], queries: tuple[int, int]) -> None:
+        """Keys from position `start` on, in these blocks, for the step's rows in the half-open range `queries`."""
+        self.starts.append(start)
+        self.lengths.append(length)
         self.blocks += blocks
         self.block_offsets.append(len(self.blocks))
         self.query_ranges.append(queries)
@@ -55,20 +54,24 @@ class _Builder:
 
 def attention_items(feeds: list[Feed], block_size: int) -> AttentionItems:
     """Items for the feeds of a step, whose rows lie one feed behind the other, neighbours in plan order."""
-    builder = _Builder(block_size)
+    builder = _Builder()
     offsets = np.cumsum([0, *(feed.count for feed in feeds)]).tolist()
     common = [0, *(common_depth(a, b) for a, b in pairwise(feeds)), 0]
     shared = list(segments(common, offsets, block_size))
     for first, last, above, below in shared:
         path = feeds[first].sequence.path
         blocks = [node.block for node in path[above:below]]
-        builder.add(above, blocks, below * block_size, (offsets[first], offsets[last]))
+        builder.add(above * block_size, (below - above) * block_size, blocks, (offsets[first], offsets[last]))
     own_from = private_depths(shared, len(feeds))
     for index, (feed, depth) in enumerate(zip(feeds, own_from, strict=True)):
-        end = feed.start + feed.count
-        blocks = feed.sequence.blocks[depth : -(-end // block_size)]
-        builder.add(depth, blocks, end, (offsets[index], offsets[index + 1]))
-    positions = [np.arange(feed.start, feed.start + feed.count) for feed in feeds]
+        blocks, course, first = feed.sequence.blocks, feed.sequence.course, offsets[index]
+        end = course.chain(feed.start + feed.count)
+        own, start = blocks[depth : -(-end // block_size)], depth * block_size
+        builder.add(start, end - start, own, (first, offsets[index + 1]))
+        for run in course.runs(feed.start, feed.start + feed.count, block_size):
+            own = blocks[run.block : run.block - (-run.length // block_size)]
+            builder.add(run.position, run.length, own, (first + run.queries[0], first + run.queries[1]))
+    positions = [feed.sequence.course.positions(feed.start, feed.start + feed.count) for feed in feeds]
     return builder.build(np.concatenate(positions))
 
 

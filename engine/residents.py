@@ -37,13 +37,17 @@ class Residents:
         """How many blocks that many tokens fill."""
         return -(-num_tokens // self.tree.block_size)
 
+    def needed(self, sequence: Sequence) -> int:
+        """How many blocks its tokens fill."""
+        return self.blocks(sequence.course.extent(sequence.length, self.tree.block_size))
+
     def enter(self, sequence: Sequence, match: Match) -> None:
         """Lets a new or preempted sequence run, from what it matches on; its blocks must be free."""
         self.tree.hold(match.nodes)
         self.release_path(sequence)
         task = sequence.task
         sequence.path = [*match.path, *self.tree.extend(match, task.prompt, task.rope_choice)]
-        sequence.tail = self.pool.take(self.blocks(len(sequence.tokens)) - len(sequence.path))
+        sequence.tail = self.pool.take(self.needed(sequence) - len(sequence.path))
         sequence.blocks = [node.block for node in sequence.path] + sequence.tail
         sequence.computed = match.length(self.tree.block_size)
         sequence.match = match
@@ -57,7 +61,7 @@ class Residents:
 
     def shorten(self, sequence: Sequence) -> None:
         """Gives back the blocks behind those of its tokens."""
-        while sequence.num_blocks > self.blocks(sequence.length):
+        while sequence.num_blocks > self.needed(sequence):
             self.pool.give_back((sequence.take_block(),))
 
     def settle(self, sequence: Sequence) -> list[tuple[int, int]]:

@@ -149,7 +149,7 @@ class Runner:
         tokens = [token for feed in feeds for token in feed.tokens]
         choices = np.repeat([self.model.rope_choice(feed.sequence.longest) for feed in feeds], counts)
         ends = np.cumsum(counts)
-        sampled = [range(end - feed.num_points, end) for feed, end in zip(feeds, ends, strict=True)]
+        sampled = [[end - feed.count + row for row in feed.rows] for feed, end in zip(feeds, ends, strict=True)]
         return Batch(
             tokens=self._with_drawn(feeds, ends, self._tensor(np.array(tokens, dtype=np.int64))),
             positions=self._tensor(items.positions),
@@ -181,11 +181,10 @@ class Runner:
         size = self.pages.block_size
         parts = []
         for feed in feeds:
-            first, end = feed.start // size, -(-(feed.start + feed.count) // size)
+            places = feed.sequence.course.places(feed.start, feed.start + feed.count, size)
+            first, end = places[0] // size, places[-1] // size + 1
             blocks = np.array(feed.sequence.blocks[first:end], dtype=np.int64)
-            slots = (blocks[:, None] * size + np.arange(size)).ravel()
-            skip = feed.start - first * size
-            parts.append(slots[skip : skip + feed.count])
+            parts.append(blocks[places // size - first] * size + places % size)
         return np.concatenate(parts)
 
     def _tensor(self, values: np.ndarray) -> Tensor:

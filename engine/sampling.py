@@ -3,6 +3,7 @@
 Turns sampling parameters of points into the tensors of the sampling kernels; the arithmetic is theirs.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -55,7 +56,7 @@ class Sampler:
         logits[:, self.vocabulary :] = -torch.inf
         asked = [row for row, point in enumerate(points) if point.sampling.logprobs is not None]
         raw = logits[put(np.array(asked, np.int64))] if asked else logits[:0]
-        scores = ChoiceScores(points, logits, put)
+        scores = ChoiceScores(self.kernels, points, logits, put)
         faults = self._constrain(points, logits)
         logits = self._shape(points, logits)
         tokens = self.kernels.sample(logits, filters(points, put))
@@ -68,7 +69,7 @@ class Sampler:
             entries = logprob_entries(points, asked, drawn, *found)
             nodes = scores.by_row(values)
             return [
-                Drawn(error=errors[row]) if row in errors else Drawn(token, entries.get(row), nodes.get(row))
+                Drawn(error=errors[row]) if row in errors else Drawn(token, entries.get(row), nodes.get(row, ()))
                 for row, token in enumerate(drawn)
             ]
 
@@ -133,15 +134,20 @@ def logprob_entries(
 class ChoiceScores:
     """The model's log-probabilities of what is wanted at nodes of choice tries: `values` [E] on the device."""
 
-    def __init__(self, points: list[Point], logits: Tensor, put: Put) -> None:
+    def __init__(self, kernels: Kernels, points: list[Point], logits: Tensor, put: Put) -> None:
         """`logits` [R, V] as the model gave them."""
-        self._nodes = {row: point for row, point in enumerate(points) if point.sequence.task.trie is not None}
-        entries = [(index, token) for index, point in enumerate(self._nodes.values()) for token in self._tokens(point)]
+        self._nodes = {row: point for row, point in enumerate(points) if point.node is not None}
+        wanted = {row: self._tokens(point) for row, point in self._nodes.items()}
         self.values = logits[:0, 0]
-        if entries:
-            scores = torch.log_softmax(logits[put(np.array(list(self._nodes), np.int64))], -1)
-            rows, tokens = put(np.array(entries, np.int64).T)
-            self.values = scores[rows, tokens]
+        if wanted:
+            nodes = put(np.array(list(wanted), np.int64))
+            some = put(np.array([tokens[0] for tokens in wanted.values()], np.int64))
+            raw = logits if len(nodes) == len(logits) else logits[nodes]
+            own, _, _ = kernels.logprobs(raw, some, 0)
+            whole = logits[nodes, some] - own  # what is taken off logits to make them log-probabilities
+            tokens = put(np.array([token for tokens in wanted.values() for token in tokens], np.int64))
+            counts = put(np.array([len(tokens) for tokens in wanted.values()], np.int64))
+            self.values = logits[nodes.repeat_interleave(counts), tokens] - whole.repeat_interleave(counts)
 
     def by_row(self, values: list[float]) -> dict[int, tuple[float, ...]]:
         """`values` on the host, as what each node's task is after; an end counts as any of the end tokens."""
@@ -150,19 +156,28 @@ class ChoiceScores:
             tokens = self._tokens(point)
             known = dict(zip(tokens, values[start : start + len(tokens)], strict=True))
             start += len(tokens)
-            ends = torch.tensor([known[token] for token in sorted(point.sequence.task.ends)]).logsumexp(0)
-            found[row] = tuple(float(ends) if token == END else known[token] for token in _wanted(point))
+            if END in (wanted := _wanted(point)):
+                known[END] = _sum([known[token] for token in point.sequence.task.ends])
+            found[row] = tuple(known[token] for token in wanted)
         return found
 
     @staticmethod
     def _tokens(point: Point) -> list[int]:
         """Distinct tokens whose scores are needed at a node."""
-        return sorted({*point.sequence.task.ends, *_wanted(point)} - {END})
+        wanted = _wanted(point)
+        return sorted({*point.sequence.task.ends, *wanted} - {END}) if END in wanted else list(wanted)
 
 
 def _wanted(point: Point) -> Sequence[int]:
     assert point.sequence.task.trie is not None
-    return point.sequence.task.trie.wanted[point.sequence.sample]
+    assert point.node is not None
+    return point.sequence.task.trie.wanted[point.node]
+
+
+def _sum(logprobs: Sequence[float]) -> float:
+    """The log-probability of one or the other."""
+    best = max(logprobs)
+    return best + math.log(sum(math.exp(one - best) for one in logprobs))
 
 
 def filters(points: list[Point], put: Put) -> Filters:

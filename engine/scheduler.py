@@ -142,7 +142,7 @@ class Scheduler:
         return preempted
 
     def _lacks_block(self, sequence: Sequence) -> bool:
-        return self._residents.blocks(sequence.length) > sequence.num_blocks
+        return self._residents.needed(sequence) > sequence.num_blocks
 
     def _worth_going_ahead(self) -> bool:
         """Few sequences would have to sit the step out: those that need an outcome first, or a prefix."""
@@ -196,7 +196,10 @@ class Scheduler:
         if error is None:
             self._advance(feed, feed.known + num_right)
         self._speculation.verified(sequence, feed.draft, num_right)
-        if self._runs_on(sequence, results[: num_right + 1]):
+        trie = sequence.task.trie
+        if trie is not None:
+            self._score(feed, trie, results)
+        elif self._runs_on(sequence, results[: num_right + 1]):
             self._residents.shorten(sequence)
 
     def _runs_on(self, sequence: Sequence, results: list[Drawn]) -> bool:
@@ -205,9 +208,6 @@ class Scheduler:
             error = self._fault(result)
             if error is not None:
                 self._fail(sequence, error)
-                return False
-            if sequence.task.trie is not None and result.scores is not None:
-                self._score(sequence, sequence.task.trie, result.scores)
                 return False
             if self._receive(sequence, result):
                 return False
@@ -276,11 +276,17 @@ class Scheduler:
             self._complete(sequence)
         self._speculation.ended(sequence)
 
-    def _score(self, sequence: Sequence, trie: ChoiceTrie, scores: tuple[float, ...]) -> None:
-        """A node of the trie is done; the last one decides."""
-        task = sequence.task
-        task.scores[sequence.sample] = scores
-        self._residents.drop(sequence)
+    def _score(self, feed: Feed, trie: ChoiceTrie, results: list[Drawn]) -> None:
+        """Nodes of the trie are done; the last one decides."""
+        sequence, task = feed.sequence, feed.sequence.task
+        error = next(filter(None, map(self._fault, results)), None)
+        if error is not None:
+            self._fail(sequence, error)
+            return
+        for (_, node), result in zip(feed.nodes, results, strict=True):
+            task.scores[node] = result.scores
+        if feed.samples:
+            self._residents.drop(sequence)
         if all(task.scores):
             answer = task.samples[0] = task.decide(trie)
             self._statistics.output_tokens += len(answer.tokens)

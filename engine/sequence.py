@@ -3,10 +3,12 @@
 Holds state; the scheduler makes every change to it.
 """
 
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from typing import Any
 
 from .blocks import BlockNode, Match
+from .branches import STRAIGHT, Course
 from .choices import ChoiceTrie
 from .grammar_state import UNCONSTRAINED, GrammarState
 from .request import Request, RowError, Sample, Sampling, TokenLogprob
@@ -27,8 +29,8 @@ class Task:
     ends: frozenset[int]  # tokens that end an answer
     samples: list[Sample | None]
     grammar: GrammarState = UNCONSTRAINED  # where its answers start
-    trie: ChoiceTrie | None = None  # scored instead of generating; one sequence per node
-    scores: list[tuple[float, ...]] = field(default_factory=list)  # by node, as its sequences end
+    trie: ChoiceTrie | None = None  # scored instead of generating; one sequence per part of it
+    scores: list[tuple[float, ...]] = field(default_factory=list)  # by node, as they come
     choice_probs: tuple[float, ...] | None = None
     cached_tokens: int = 0  # of the first sample, at its first admission
     error: RowError | None = None
@@ -53,7 +55,7 @@ class Task:
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One sample being generated. `tokens` is prompt and answer so far; `computed` tokens have their keys in pages, or
-    will when what is under way is done.
+    will when what is under way is done. One that scores a part of a choice trie has that behind its prompt.
 
     `foreseen` further tokens are being drawn: the sequence goes on with them before anybody here knows them.
     """
@@ -64,6 +66,7 @@ class Sequence:
     stops: StopSearch
     counts: TokenCounts  # for penalties
     grammar: GrammarState = UNCONSTRAINED  # after the answer so far
+    course: Course = STRAIGHT  # how its tokens follow each other
     order: int = -1  # of first admission: rows that share a prefix are neighbours in it
     computed: int = 0
     foreseen: int = 0
@@ -108,6 +111,14 @@ class Sequence:
         return self.task.trie is not None or self.length + 1 >= self.longest
 
     @property
+    def nodes(self) -> tuple[tuple[int, int], ...]:
+        """The nodes of a choice trie that it scores: (index of the token each stands behind, its number)."""
+        trie = self.task.trie
+        if trie is None:
+            return ()
+        return tuple((self.prompt_length + at, node) for at, node in trie.parts[self.sample].points)
+
+    @property
     def num_blocks(self) -> int:
         return len(self.path) + len(self.tail)
 
@@ -134,11 +145,14 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Where a token is drawn: behind a sequence's tokens and, after those, some that were only drafted."""
+    """Where a token is drawn: behind a sequence's tokens and, after those, some that were only drafted. Or a node of a
+    choice trie, behind which some are scored.
+    """
 
     sequence: Sequence
     grammar: GrammarState = UNCONSTRAINED
     drafted: tuple[int, ...] = ()
+    node: int | None = None  # of the choice trie that is scored
 
     @property
     def sampling(self) -> Sampling:
@@ -188,17 +202,33 @@ class Feed:
         return [*self.sequence.tokens[self.start : self.known], *(0,) * self.unknown, *self.draft][-self.count :]
 
     @property
+    def rows(self) -> Ordered[int]:
+        """Which of the fed tokens it draws behind, counted from the first."""
+        if self.sequence.task.trie is not None:
+            return [index - self.start for index, _ in self.nodes]
+        return range(self.count - self.num_points, self.count)
+
+    @property
     def num_points(self) -> int:
         """How many tokens it draws; fewer than the draft's when a drafter feeds its draft over several steps."""
+        if self.sequence.task.trie is not None:
+            return len(self.nodes)
         return min(len(self.draft) + 1, self.count) if self.samples else 0
 
     @property
     def points(self) -> list[Point]:
         """Where it draws, in order: nowhere while the newest token is still to be fed."""
+        if self.sequence.task.trie is not None:
+            return [Point(self.sequence, node=node) for _, node in self.nodes]
         found = [Point(self.sequence, self.sequence.grammar)]
         for place, token in enumerate(self.draft, 1):
             found.append(Point(self.sequence, found[-1].grammar.after(token), self.draft[:place]))
         return found[len(found) - self.num_points :]
+
+    @property
+    def nodes(self) -> list[tuple[int, int]]:
+        """The nodes of a choice trie that it scores."""
+        return [one for one in self.sequence.nodes if self.start <= one[0] < self.start + self.count]
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,5 +253,5 @@ class Drawn:
 
     token: int = -1
     logprob: TokenLogprob | None = None
-    scores: tuple[float, ...] | None = None  # of a node of a choice trie, which draws no token
+    scores: tuple[float, ...] = ()  # of a node of a choice trie, which draws no token
     error: RowError | None = None

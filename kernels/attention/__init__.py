@@ -34,10 +34,11 @@ class AttentionItems:
 
     Item i covers the keys at positions start[i] .. start[i] + length[i], held in
     blocks[block_offset[i] : block_offset[i+1]] (the first key at slot 0 of the first block), for the queries
-    queries[query_offset[i] : query_offset[i+1]] (rows of the step, ascending positions inside a sequence).
+    queries[query_offset[i] : query_offset[i+1]]: rows of the step, several of which may stand at one position, in
+    branches of a sequence that forks.
     """
 
-    start: Ints  # [I] position of the first key in its sequence, a multiple of B
+    start: Ints  # [I] position of the first key in its sequence
     length: Ints  # [I] keys
     block_offset: Ints  # [I+1]
     blocks: Ints  # [block_offset[I]]

@@ -222,6 +222,19 @@ def branching(block_size: int) -> Step:
     return step
 
 
+def forked(block_size: int) -> Step:
+    """Branches behind a chunk of a prompt: each begins a block in mid-prompt, with others at the same positions."""
+    step = Step(block_size)
+    prompt, left = step.feed(13, 8), step.feed(21, 3)
+    under, beside, right = step.feed(24, 2), step.feed(24, 1), step.feed(21, block_size + 1)
+    step.item(0, 21, [*prompt, *left, *under, *beside, *right])
+    step.item(21, 3, [*left, *under, *beside])
+    step.item(24, 2, under)
+    step.item(24, 1, beside)
+    step.item(21, block_size + 1, right)
+    return step
+
+
 def work(step: Step, shape: Shape) -> tuple[int, int]:
     """Elements an item's keys, values, queries and outputs make, and operations of the visible pairs."""
     items, _ = step.build()
@@ -271,6 +284,8 @@ OP = Op(
         *(case(f"three levels, blocks of {size}", branching(size)) for size in (8, 16, 32)),
         case("three levels, window", branching(16), Shape(8, 2, 32, window=11)),
         case("three levels, softcap and window", branching(8), Shape(4, 2, 48, window=9, softcap=3.0)),
+        case("branches", forked(16)),
+        case("branches, window", forked(8), Shape(8, 2, 32, window=6)),
         case("softcap", prefill(17, 40), SOFTCAP),
         case("window of one key", prefill(5, 9, 8), Shape(window=1)),
         case("window that leaves items unseen", prefill_shared(64, 3, 80, 8), WINDOW),

@@ -9,8 +9,8 @@ import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchgen.engine import Engine, Grammar, Request, Sampling
-from batchgen.engine.choices import END, choice_trie
+from batchgen.engine import Engine, Grammar, Request, Sampling, choices
+from batchgen.engine.choices import END, MOST_FED, choice_trie
 
 TEXTS = ["the", "the fox", "then", "over the lazy dog", "q"]
 GRAMMAR = Grammar.choices(TEXTS)
@@ -23,6 +23,8 @@ def test_probabilities_are_products_along_the_way(texts, random):
     open_ended = {at for at, text in enumerate(texts) if any(o != text and o.startswith(text) for o in texts)}
     assert trie.open_ended == open_ended
     assert trie.nodes[0] == min(trie.nodes, key=len)
+    scored = [node for part in trie.parts for _, node in part.points]
+    assert sorted(scored) == list(range(len(trie.nodes)))
     table = {
         (node, token): -random.random() * 9
         for node, wanted in zip(trie.nodes, trie.wanted, strict=True)
@@ -52,6 +54,17 @@ def test_choices_of_one_token_need_the_prompt_alone():
     assert choice_trie(["a", "ab"], [[5], [5, 6]]).wanted == [[END, 6]]
 
 
+def test_a_wide_trie_is_scored_in_parts_that_repeat_only_where_they_are_cut():
+    words = [(first, second, 7) for first in range(40) for second in range(9)]
+    trie = choice_trie([str(word) for word in words], words)
+    assert len(trie.nodes) == 1 + 40 + 360
+    fed = [len(part.branches.tokens) for part in trie.parts]
+    assert max(fed) <= MOST_FED + 1
+    assert sum(fed) <= 40 + 360 + len(fed)
+    long = choice_trie(["a", "b"], [[1] * 200, [2] * 150])
+    assert [len(part.branches.tokens) for part in long.parts] == [199, 149]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     return tiny.tiny_model("llama3", tmp_path_factory.mktemp("llama3"))
@@ -64,9 +77,9 @@ def load(folder: Path, **settings) -> Engine:
 SCORED = Sampling(max_tokens=20, temperature=0, grammar=GRAMMAR, choice_probs=True)
 
 
-def expected_probabilities(folder: Path, engine: Engine, prompt: list[int]) -> list[float]:
+def expected_probabilities(folder: Path, engine: Engine, prompt: list[int], grammar: Grammar = GRAMMAR) -> list[float]:
     """Every choice by itself, in transformers."""
-    trie = engine.grammars.trie(GRAMMAR)
+    trie = engine.grammars.trie(grammar)
     totals = []
     for at, option in enumerate(trie.options):
         logits = tiny.reference_logits(folder, [*prompt, *option])[:, : engine.bounds.vocabulary].log_softmax(-1)
@@ -91,6 +104,35 @@ def test_one_pass_equals_every_choice_by_itself(folder, settings):
         assert found[key].usage.prompt_tokens == len(prompt)
         assert found[key].usage.completion_tokens == len(found[key].tokens)
     assert engine.statistics.output_tokens == sum(len(one.tokens) for one in found.values())
+
+
+def test_prompt_and_choices_are_one_step_in_which_every_edge_is_computed_once(folder):
+    engine = load(folder)
+    (found,) = engine.run([Request(0, PROMPTS[2], SCORED)])
+    trie = engine.grammars.trie(GRAMMAR)
+    assert len(trie.nodes) > len(TEXTS)
+    edges = len({option[: at + 1] for option in trie.options for at in range(len(option) - 1)})
+    open_ended = sum(len(trie.options[at]) == 1 or trie.options[at] in trie.nodes for at in trie.open_ended)
+    assert engine.statistics.steps == 1
+    assert engine.statistics.fed_tokens <= len(PROMPTS[2]) + edges + open_ended
+    assert found.choice_probs is not None
+
+
+@pytest.mark.parametrize("settings", [{}, {"block_size": 4, "max_batch_tokens": 11}])
+def test_parts_together_equal_every_choice_by_itself(folder, settings, monkeypatch):
+    monkeypatch.setattr(choices, "MOST_FED", 2)
+    engine = load(folder, **settings)
+    (found,) = engine.run([Request(0, PROMPTS[2], SCORED)])
+    assert len(engine.grammars.trie(GRAMMAR).parts) == 2
+    assert found.choice_probs == pytest.approx(expected_probabilities(folder, engine, PROMPTS[2]), abs=1e-5)
+
+
+def test_choices_that_the_memory_cannot_hold_are_refused(folder):
+    bytes_per_token = load(folder).model.kv_shape().bytes_per_token
+    engine = load(folder, block_size=16, memory=bytes_per_token * 16 * 2)
+    (found,) = engine.run([Request(0, PROMPTS[1], SCORED)])
+    assert (found.error.code, found.error.retryable) == ("engine", True)
+    assert found.error.message.startswith("choice_probs: prompt and choices take ")
 
 
 def test_scored_rows_beside_others_and_preempted_ones(folder):

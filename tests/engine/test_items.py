@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchgen.engine.blocks import BlockNode
+from batchgen.engine.branches import STRAIGHT, Forked, branches_of
 from batchgen.engine.items import FULL_QUERIES, attention_items, worth_sharing
 from batchgen.engine.sequence import Feed
 from batchgen.kernels.attention import AttentionItems
@@ -27,7 +28,9 @@ def steps(draw: st.DrawFn) -> list[Feed]:
         start, count = len(path) * SIZE + draw(st.integers(0, 20)), draw(COUNTS)
         own = [next(fresh) for _ in range(-(-(start + count) // SIZE) - len(path))]
         blocks = [node.block for node in path] + own
-        feeds.append(Feed(SimpleNamespace(path=path, blocks=blocks, length=0, tokens=[]), start, count))
+        feeds.append(
+            Feed(SimpleNamespace(path=path, blocks=blocks, length=0, tokens=[], course=STRAIGHT), start, count)
+        )
     return feeds
 
 
@@ -55,9 +58,40 @@ def test_every_key_is_seen_once(feeds: list[Feed]) -> None:
             row += 1
 
 
+WAYS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5).map(tuple), min_size=1, max_size=8)
+
+
+@given(WAYS, st.integers(1, 40), st.data())
+def test_a_token_of_a_branch_sees_the_way_to_itself(
+    ways: list[tuple[int, ...]], prompt: int, data: st.DataObject
+) -> None:
+    """However the tokens are cut into steps. Each common start stands once, each token in a place of its own."""
+    branches, ends = branches_of(ways)
+    assert {branches.tokens[at] for node, at in ends.items() if node} <= {0, 1, 2}
+    assert len(ends) - 1 == len(branches.tokens) == len({way[: at + 1] for way in ways for at in range(len(way))})
+    course, length = Forked(branches, prompt), prompt + len(branches.tokens)
+    places = course.places(0, length, SIZE).tolist()
+    assert sorted(set(places)) == places
+    assert [course.extent(end, SIZE) for end in range(1, length + 1)] == [place + 1 for place in places]
+    blocks = [100 + block for block in range(-(-course.extent(length, SIZE) // SIZE))]
+    sequence = SimpleNamespace(path=[], blocks=blocks, length=length, tokens=[], course=course)
+    start = data.draw(st.integers(0, length - 1))
+    feed = Feed(sequence, start, data.draw(st.integers(1, length - start)))
+    keys = seen(attention_items([feed], SIZE))
+    ways_to = {at: [*range(at + 1)] for at in range(prompt)}
+    ways_to |= {
+        prompt + at: [*range(prompt), *(prompt + ends[node[: end + 1]] for end in range(len(node)))]
+        for node, at in ends.items()
+        if node
+    }
+    for row in range(feed.count):
+        expected = [(blocks[places[at] // SIZE], places[at] % SIZE) for at in ways_to[start + row]]
+        assert keys[row] == expected
+
+
 def test_only_feeds_that_leave_room_in_a_tile_share_an_item() -> None:
     path = [BlockNode(block, (), None) for block in range(8)]
-    sequence = SimpleNamespace(path=path, blocks=list(range(20)), length=0, tokens=[])
+    sequence = SimpleNamespace(path=path, blocks=list(range(20)), length=0, tokens=[], course=STRAIGHT)
     few, many = Feed(sequence, 128, 2), Feed(sequence, 128, FULL_QUERIES)
     items = attention_items([few] * 10 + [many] * 2, SIZE)
     assert np.diff(items.query_offset).tolist() == [20, *[2] * 10, FULL_QUERIES, FULL_QUERIES]

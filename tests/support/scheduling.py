@@ -33,6 +33,7 @@ prompts_of_a_tree = st.lists(
 @dataclass
 class Bounds:
     kv_tokens: int
+    block_size: int = 4
     vocabulary: int = VOCABULARY
     context_length: int = 10_000
     eos_ids: frozenset[int] = frozenset({EOS})
