@@ -199,8 +199,8 @@ class Scheduler:
         trie = sequence.task.trie
         if trie is not None:
             self._score(feed, trie, results)
-        elif self._runs_on(sequence, results[: num_right + 1]):
-            self._residents.shorten(sequence)
+        elif self._runs_on(sequence, results[: num_right + 1]) and not sequence.under_way:
+            self._residents.shorten(sequence)  # else what is under way has drafts in the blocks behind
 
     def _runs_on(self, sequence: Sequence, results: list[Drawn]) -> bool:
         """Receives tokens as long as none of them ends the answer or is an error; says whether it goes on."""

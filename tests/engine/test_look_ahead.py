@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 import tiny
 from drafters import Scripted, adversaries, scripted
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scheduling import (
     EOS,
@@ -154,6 +154,7 @@ def test_an_interrupted_loop_takes_what_is_under_way():
     kind=st.sampled_from(["right", "wrong", "sometimes", "illegal"]),
     seed=st.integers(0, 99),
 )
+@example(prompts=[[1, 2, 3, 4, 5, 6, 8, 9, 0], [0]], block_size=1, slack=0, budget=4, kind="right", seed=0)
 def test_drafts_ends_penalties_and_little_memory(prompts, block_size, slack, budget, kind, seed):
     """Everything at once that makes a step wait, or its outcome void."""
     chosen = random.Random(seed)
