@@ -15,10 +15,11 @@ import pyarrow as pa
 from batchgen.pipeline.chat import ChatTemplate
 from batchgen.pipeline.files import find_files
 from batchgen.pipeline.place import is_url, names_of, place
-from batchgen.pipeline.prompt import TemplateError, template_columns
+from batchgen.pipeline.prompt import template_columns
 from batchgen.pipeline.reorder import require_movable
 from batchgen.pipeline.sink import OutputError
 from batchgen.pipeline.source import sample_schema, why_no_columns
+from batchgen.pipeline.templates import TemplateError
 from batchgen.pipeline.trial import is_plain, require_writable
 
 from .columns import identifying_columns, result_columns

@@ -20,10 +20,11 @@ from batchgen.pipeline.config import RequestPrompts
 from batchgen.pipeline.flow import Generator as RowGenerator
 from batchgen.pipeline.flow import answers, require_columns
 from batchgen.pipeline.openai_prompt import RequestRenderer
-from batchgen.pipeline.prompt import Renderer, TemplateError
+from batchgen.pipeline.prompt import Renderer
 from batchgen.pipeline.result import RESULT_COLUMNS, ResultEncoder
 from batchgen.pipeline.retries import Retrying
 from batchgen.pipeline.rows import Skipped, Source
+from batchgen.pipeline.templates import TemplateError
 
 from .choices import Adaptation, Situation, as_taken, limits_of, measured, record, with_choices
 from .columns import result_columns

@@ -13,7 +13,9 @@ from batchgen.engine.request import RowError, Sampling
 from .chat import BadMessagesError, ChatTemplate
 from .openai_grammar import BadGrammarError
 from .openai_request import Asked, RefusedError, read_request
-from .prompt import Prompt, Renderer, RowFaultError
+from .prompt import Renderer
+from .prompt_faults import RowFaultError
+from .prompt_tokens import Prompt
 
 
 class RequestRenderer(Renderer):

@@ -12,8 +12,9 @@ from stand_ins import BOS, CHAT_TEMPLATE, ByteTokenizer, row_batch
 
 from batchgen.engine.request import Request, Sampling
 from batchgen.pipeline.config import PromptSettings
-from batchgen.pipeline.prompt import PromptError, Renderer, TemplateError, template_columns
+from batchgen.pipeline.prompt import PromptError, Renderer, template_columns
 from batchgen.pipeline.rows import RowBatch, RowTag, Skipped, bad_row
+from batchgen.pipeline.templates import TemplateError
 
 NO_SYSTEM = (
     "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
