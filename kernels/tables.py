@@ -24,6 +24,7 @@ from .linear_int4.reference import linear_int4
 from .linear_int8 import Int8Weight
 from .linear_int8.reference import linear_int8
 from .native.library import available, open_library
+from .native.memory import LargePages
 from .panels import native as native_panels
 from .panels import segment_of
 from .panels.native import Panels
@@ -118,6 +119,7 @@ class NativeKernels(ReferenceKernels):
     def __init__(self, instructions: str) -> None:
         """Raises ValueError when this machine has no library for the instructions."""
         self._library = open_library(instructions)
+        self._memory = LargePages()
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         return native_rms_norm.rms_norm(self._library, x, weight, epsilon)
@@ -155,19 +157,19 @@ class NativeKernels(ReferenceKernels):
         return native_attention.attention(self._library, query, pages, plan, masking)
 
     def pack_int8(self, weight: Int8Weight) -> Panels:
-        return native_panels.pack_int8(weight)
+        return native_panels.pack_int8(weight, self._memory)
 
     def linear_int8(self, x: Tensor, weight: Panels, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         return native_panels.linear(self._library, x, weight, bias, dtype)
 
     def pack_int4(self, weight: Int4Weight) -> Panels:
-        return native_panels.pack_int4(weight)
+        return native_panels.pack_int4(weight, self._memory)
 
     def linear_int4(self, x: Tensor, weight: Panels, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         return native_panels.linear(self._library, x, weight, bias, dtype)
 
     def pack_fp8(self, weight: Fp8Weight) -> Fp8Panels:
-        return native_fp8.pack_fp8(weight)
+        return native_fp8.pack_fp8(weight, self._memory)
 
     def linear_fp8(self, x: Tensor, weight: Fp8Panels, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         return native_fp8.linear(self._library, x, weight, bias, dtype)

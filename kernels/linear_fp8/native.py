@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..native.memory import LargePages
 from ..panels import OUTPUTS
-from ..panels.native import VALUES_PER_SLICE, multiply
+from ..panels.native import by_panel, by_slice, multiply, num_panels
 from ..panels.reference import dequantise
 from . import Fp8Weight, check_group
 
@@ -45,17 +46,16 @@ class Fp8Panels:
         return self.codes.nbytes + self.scale.nbytes
 
 
-def pack_fp8(weight: Fp8Weight) -> Fp8Panels:
+def pack_fp8(weight: Fp8Weight, memory: LargePages) -> Fp8Panels:
     """The weight in panels. Raises ValueError for a group size that is not supported."""
     outputs, inputs = weight.shape
     group = min(weight.group, inputs)
     check_group(group, inputs)
     raw = weight.q.view(torch.uint8)
-    step = max(1, VALUES_PER_SLICE // (OUTPUTS * inputs)) * OUTPUTS
-    codes = torch.cat([_pairs(raw[start : start + step]) for start in range(0, outputs, step)])
-    filled = functional.pad(weight.scale.float(), (0, 0, 0, -outputs % OUTPUTS))
-    scale = filled.view(-1, OUTPUTS, filled.shape[1]).transpose(1, 2).contiguous()
-    address = _Weight(codes.data_ptr(), scale.data_ptr(), outputs, inputs, filled.shape[1], group)
+    codes = memory.empty((num_panels(outputs), -(-inputs // 2), OUTPUTS, 2), torch.uint8)
+    by_slice(codes, inputs, lambda rows: _pairs(raw[rows]))
+    scale = by_panel(weight.scale.float(), memory)
+    address = _Weight(codes.data_ptr(), scale.data_ptr(), outputs, inputs, scale.shape[1], group)
     return Fp8Panels(codes, scale, weight.shape, group, address)
 
 

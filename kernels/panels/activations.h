@@ -33,16 +33,15 @@ inline Vec scales_of(Ints bits, Vec& factor) {
     return usable ? largest / splat(127.0f) : (finite ? Vec{} : splat(std::numeric_limits<float>::quiet_NaN()));
 }
 
-// Up to WIDTH segments of SIZE numbers each, one behind the other.
-template <int SIZE, bool FULL, class T>
-BATCHGEN_INLINE void round_segments(const T* x, int count, int32_t zero, const Rounded& to) {
-    constexpr int VECTORS = SIZE / WIDTH;
+// Up to WIDTH segments of `vectors` times WIDTH numbers each, one behind the other.
+template <bool FULL, class T>
+BATCHGEN_INLINE void round_segments(const T* x, int count, int vectors, int32_t zero, const Rounded& to) {
+    const int size = vectors * WIDTH;
     Ints rows[WIDTH] = {};
 #pragma GCC unroll 16
     for (int i = 0; i < (FULL ? WIDTH : count); ++i)
-#pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; ++v) {
-            const Ints bits = (Ints)load(x + i * SIZE + v * WIDTH) & SIZE_BITS;
+        for (int v = 0; v < vectors; ++v) {
+            const Ints bits = (Ints)load(x + i * size + v * WIDTH) & SIZE_BITS;
             rows[i] = bits > rows[i] ? bits : rows[i];
         }
     Vec factor;
@@ -53,10 +52,9 @@ BATCHGEN_INLINE void round_segments(const T* x, int count, int32_t zero, const R
     for (int i = 0; i < WIDTH; ++i) {
         rows[i] = Ints{};
         if (!FULL && i >= count) continue;
-#pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; ++v) {
-            const Ints codes = whole(load(x + i * SIZE + v * WIDTH) * splat(factors[i]));
-            store_bytes(reinterpret_cast<uint8_t*>(to.codes) + i * SIZE + v * WIDTH, codes);
+        for (int v = 0; v < vectors; ++v) {
+            const Ints codes = whole(load(x + i * size + v * WIDTH) * splat(factors[i]));
+            store_bytes(reinterpret_cast<uint8_t*>(to.codes) + i * size + v * WIDTH, codes);
             rows[i] += codes;
         }
     }
@@ -67,15 +65,16 @@ BATCHGEN_INLINE void round_segments(const T* x, int count, int32_t zero, const R
     if (to.values) std::memcpy(to.values, &values, count * sizeof(float));
 }
 
-template <int SIZE, class T>
-void round_segments(const T* x, int64_t segments, int32_t zero, Rounded to) {
+template <class T>
+void round_segments(const T* x, int64_t segments, int64_t size, int32_t zero, Rounded to) {
+    const int vectors = int(size / WIDTH);
     for (int64_t at = 0; at < segments; at += WIDTH) {
         const int count = int(std::min<int64_t>(segments - at, WIDTH));
         if (count == WIDTH)
-            round_segments<SIZE, true>(x + at * SIZE, WIDTH, zero, to);
+            round_segments<true>(x + at * size, WIDTH, vectors, zero, to);
         else
-            round_segments<SIZE, false>(x + at * SIZE, count, zero, to);
-        to.codes += count * SIZE, to.scale += count, to.offsets += count;
+            round_segments<false>(x + at * size, count, vectors, zero, to);
+        to.codes += count * size, to.scale += count, to.offsets += count;
         if (to.values) to.values += count;
     }
 }
@@ -129,7 +128,7 @@ inline void add_groups(const Weight& weight, const float* values, float* sums) {
 template <class T>
 void quantise(const Weight& weight, const Call& call, const Activations& to, int64_t token, int64_t end) {
     const int64_t segments = weight.segments(), size = weight.segment;
-    const bool regular = (size == 32 || size == 16) && weight.inputs % size == 0;
+    const bool regular = size % WIDTH == 0 && weight.inputs % size == 0;
     const bool together = regular && call.x_stride == weight.inputs;  // rows one behind the other are one long row
     for (int64_t step = together ? end - token : 1; token < end; token += step) {
         const T* x = static_cast<const T*>(call.x) + token * call.x_stride;
@@ -138,10 +137,8 @@ void quantise(const Weight& weight, const Call& call, const Activations& to, int
                           to.values ? to.values + first : nullptr};
         if (!regular)
             round_row(weight, x, out);
-        else if (size == 32)
-            round_segments<32>(x, step * segments, int32_t(weight.zero), out);
         else
-            round_segments<16>(x, step * segments, int32_t(weight.zero), out);
+            round_segments(x, step * segments, size, int32_t(weight.zero), out);
         if (!to.values || weight.one_to_one()) continue;
         for (int64_t row = token; row < token + step; ++row)
             add_groups(weight, to.values + row * segments, to.sums + row * weight.groups);

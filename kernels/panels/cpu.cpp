@@ -7,8 +7,8 @@
 namespace batchgen {
 namespace {
 
-constexpr int SEGMENT_QUADS = 8;       // of the usual segment: 32 inputs
-constexpr int64_t BLOCK_TOKENS = 256;    // whose activations stay in the cache while the panels pass
+constexpr int UNROLLED_QUADS = 8;
+constexpr int64_t BLOCK_TOKENS = 256;  // whose activations stay in the cache while the panels pass
 
 struct ForPanels;
 
@@ -57,10 +57,11 @@ BATCHGEN_INLINE void add_quads(Sums (&sums)[T][P], const int8_t* x, int64_t x_st
 template <int T, int P>
 BATCHGEN_INLINE void add_segment(Sums (&sums)[T][P], const int8_t* x, int64_t x_stride, const uint8_t* codes,
                                  int64_t stride, int64_t quads) {
-    if (quads == SEGMENT_QUADS)
-        add_quads<T, P>(sums, x, x_stride, codes, stride, SEGMENT_QUADS);
-    else
-        add_quads<T, P>(sums, x, x_stride, codes, stride, quads);
+    for (; quads >= UNROLLED_QUADS; quads -= UNROLLED_QUADS) {
+        add_quads<T, P>(sums, x, x_stride, codes, stride, UNROLLED_QUADS);
+        x += UNROLLED_QUADS * 4, codes += UNROLLED_QUADS * QUAD_BYTES;
+    }
+    add_quads<T, P>(sums, x, x_stride, codes, stride, quads);
 }
 
 // The same from nibbles; an odd last quad is met by codes of zero.

@@ -7,22 +7,22 @@ interface, not the arithmetic.
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..linear_int4 import Int4Weight
+from ..linear_int4 import Int4Weight, unpacked
 from ..linear_int8 import Int8Weight
+from ..native.memory import LargePages
 from . import OUTPUTS, segment_of
 from .reference import dequantise
 
 INT8_ZERO, INT4_ZERO = 128, 8
 NUMBERS = {torch.float32, torch.bfloat16}  # of inputs and outputs in the library; others pass through float32
 VALUES_PER_SLICE = (1 << 15) - 1  # fewer than torch would spread over its threads
-Weight = TypeVar("Weight", Int8Weight, Int4Weight)
 
 
 class _Weight(ctypes.Structure):
@@ -69,18 +69,22 @@ class Panels:
         return sum(part.nbytes for part in (self.codes, self.scale, self.minimum) if part is not None)
 
 
-def pack_int8(weight: Int8Weight) -> Panels:
+def pack_int8(weight: Int8Weight, memory: LargePages) -> Panels:
     """The weight in panels. Raises ValueError for a group size that is not supported."""
-    codes = _by_slice(weight, lambda part: _quads(part.q.view(torch.uint8) ^ INT8_ZERO))
-    return _panels(codes, weight.scale, weight.minimum, weight, 8, INT8_ZERO)
+    outputs, inputs = weight.shape
+    codes = memory.empty((num_panels(outputs), -(-inputs // 4), OUTPUTS, 4), torch.uint8)
+    by_slice(codes, inputs, lambda rows: _quads(weight.q[rows].view(torch.uint8) ^ INT8_ZERO))
+    return _panels(codes, weight.minimum, weight, memory, 8, INT8_ZERO)
 
 
-def pack_int4(weight: Int4Weight) -> Panels:
+def pack_int4(weight: Int4Weight, memory: LargePages) -> Panels:
     """The weight in panels; a minimum that is -8 times the scale everywhere becomes a zero of 8."""
-    codes = _by_slice(weight, lambda part: _pairs(_quads(part.codes())))
+    outputs, inputs = weight.shape
+    codes = memory.empty((num_panels(outputs), -(-inputs // 8), OUTPUTS, 4), torch.uint8)
+    by_slice(codes, inputs, lambda rows: _pairs(_quads(unpacked(weight.q[rows]))))
     if torch.equal(weight.minimum.float(), weight.scale.float() * -INT4_ZERO):
-        return _panels(codes, weight.scale, None, weight, 4, INT4_ZERO)
-    return _panels(codes, weight.scale, weight.minimum, weight, 4, 0)
+        return _panels(codes, None, weight, memory, 4, INT4_ZERO)
+    return _panels(codes, weight.minimum, weight, memory, 4, 0)
 
 
 def linear(library: Any, x: Tensor, panels: Panels, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -120,32 +124,33 @@ def _pairs(quads: Tensor) -> Tensor:
     return quads[:, ::2] | (quads[:, 1::2] << 4)
 
 
-def _by_slice(weight: Weight, lay_out: Callable[[Weight], Tensor]) -> Tensor:
-    """The codes of all panels, laid out a few panels at a time so that the scratch stays small."""
-    outputs, inputs = weight.shape
-    step = max(1, VALUES_PER_SLICE // (OUTPUTS * inputs)) * OUTPUTS
-    parts = (replace(weight, q=weight.q[start : start + step]) for start in range(0, outputs, step))
-    return torch.cat([lay_out(part) for part in parts])
+def num_panels(outputs: int) -> int:
+    return -(-outputs // OUTPUTS)
 
 
-def _by_panel(values: Tensor | None) -> Tensor | None:
+def by_slice(panels: Tensor, inputs: int, lay_out: Callable[[slice], Tensor]) -> None:
+    """Fills panels with what the rows of a weight are laid out as, a few at a time so that the scratch stays small."""
+    step = max(1, VALUES_PER_SLICE // (OUTPUTS * inputs))
+    for panel in range(0, len(panels), step):
+        panels[panel : panel + step] = lay_out(slice(panel * OUTPUTS, (panel + step) * OUTPUTS))
+
+
+def by_panel(values: Tensor, memory: LargePages) -> Tensor:
     """[O, groups] -> [panels, groups, 16]."""
-    if values is None:
-        return None
     filled = functional.pad(values, (0, 0, 0, -len(values) % OUTPUTS))
-    return filled.view(-1, OUTPUTS, values.shape[1]).transpose(1, 2).contiguous()
+    return memory.copy(filled.view(-1, OUTPUTS, values.shape[1]).transpose(1, 2))
 
 
 def _panels(
-    codes: Tensor, scale: Tensor, minimum: Tensor | None, weight: Int8Weight | Int4Weight, bits: int, zero: int
+    codes: Tensor, minimum: Tensor | None, weight: Int8Weight | Int4Weight, memory: LargePages, bits: int, zero: int
 ) -> Panels:
     outputs, inputs = weight.shape
     group = min(weight.group, inputs)
-    by_panel, minimum = _by_panel(scale), _by_panel(minimum)
-    assert by_panel is not None
+    scale = by_panel(weight.scale, memory)
+    minimum = None if minimum is None else by_panel(minimum, memory)
     address = _Weight(
-        *(codes.data_ptr(), by_panel.data_ptr(), None if minimum is None else minimum.data_ptr()),
+        *(codes.data_ptr(), scale.data_ptr(), None if minimum is None else minimum.data_ptr()),
         *(outputs, inputs, scale.shape[1], group, segment_of(group, inputs)),
         *(bits, scale.dtype == torch.float16, zero),
     )
-    return Panels(codes, by_panel, minimum, weight.shape, group, bits, zero, address)
+    return Panels(codes, scale, minimum, weight.shape, group, bits, zero, address)

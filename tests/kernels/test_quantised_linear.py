@@ -13,7 +13,7 @@ from batchgen.kernels.linear_int4 import Int4Weight, packed, unpacked
 from batchgen.kernels.linear_int4.cases import make_weight as int4
 from batchgen.kernels.linear_int8 import Int8Weight
 from batchgen.kernels.linear_int8.cases import make_weight as int8
-from batchgen.kernels.panels import segment_of
+from batchgen.kernels.panels import SEGMENT, segment_of
 from batchgen.kernels.panels.cases import Form
 from batchgen.kernels.panels.reference import quantise, rounded
 
@@ -127,7 +127,7 @@ def test_bytes_and_nibbles() -> None:
 
 @pytest.mark.parametrize(
     ("group", "inputs", "segment"),
-    [(32, 576, 32), (128, 576, 32), (16, 576, 16), (40, 200, 8), (576, 576, 32), (7, 3, 32)],
+    [(32, 576, 32), (128, 576, SEGMENT), (16, 576, 16), (40, 200, 8), (576, 576, SEGMENT), (7, 3, SEGMENT)],
 )
 def test_segments(group: int, inputs: int, segment: int) -> None:
     assert segment_of(group, inputs) == segment
@@ -143,7 +143,7 @@ def test_a_group_size_that_does_not_fit_is_refused(kernels: Kernels, group: int)
 
 
 def test_rounding_of_activations_by_hand() -> None:
-    x = torch.tensor([[0.5, -1.0, 0.25, 1e-4, *[0.0] * 28, 3.0]])
+    x = torch.tensor([[0.5, -1.0, 0.25, 1e-4, *[0.0] * (SEGMENT - 4), 3.0]])
     codes, scale = quantise(x)
     assert codes[0, 0, :4].tolist() == [64, -127, 32, 0]
     assert codes[0, 1, :2].tolist() == [127, 0]

@@ -1,0 +1,46 @@
+"""Memory for weights, on large pages where the system grants them. Knows bytes and pages, not what they hold.
+
+A step reads every weight once. On pages of 4 KiB its products wait for addresses to be looked up: the linears of a
+decode step take an eighth longer.
+"""
+
+import mmap
+from math import prod
+
+import torch
+from torch import Tensor
+
+CHUNK = 32 << 20  # asked of the system at once; what is never touched takes no memory
+LINE = 64
+
+
+class LargePages:
+    """Tensors side by side in a few big pieces of memory, each freed when the last of its tensors is."""
+
+    def __init__(self) -> None:
+        self._free = torch.empty(0, dtype=torch.uint8)
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A tensor at the start of a cache line, its contents undefined."""
+        return self._take(prod(shape) * dtype.itemsize).view(dtype).view(shape)
+
+    def copy(self, tensor: Tensor) -> Tensor:
+        """The tensor, contiguous."""
+        return self.empty(tuple(tensor.shape), tensor.dtype).copy_(tensor)
+
+    def _take(self, num_bytes: int) -> Tensor:
+        size = -(-num_bytes // LINE) * LINE
+        if size > CHUNK:
+            return _ask(size)[:num_bytes]
+        if size > len(self._free):
+            self._free = _ask(CHUNK)
+        taken, self._free = self._free[:num_bytes], self._free[size:]
+        return taken
+
+
+def _ask(num_bytes: int) -> Tensor:
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(num_bytes, dtype=torch.uint8)
+    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=torch.uint8)
