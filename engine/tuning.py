@@ -200,8 +200,16 @@ def tune_device(
 
 
 def median_seconds(call: Callable[[], object]) -> float:
-    """Of some calls on the current CUDA device, after one that compiles; the host's launches take no part in it."""
-    call()
+    """Of some calls on the current CUDA device, after one that compiles; the host's launches take no part in it.
+
+    Raises RuntimeError for what the device has no room for.
+    """
+    from triton.errors import TritonError
+
+    try:
+        call()
+    except TritonError as error:  # no RuntimeError by itself
+        raise RuntimeError(str(error)) from error
     # Steps are replayed from recordings, which have no gaps between launches either.
     torch.cuda._sleep(AHEAD_CYCLES)  # type: ignore[no-untyped-call]
     timed = partial(torch.cuda.Event, enable_timing=True)

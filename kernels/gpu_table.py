@@ -64,7 +64,7 @@ class GpuKernels(ReferenceKernels):
     def rounding(self, weight: Int8Weight | Int4Weight | Fp8Weight) -> Rounding:
         if isinstance(weight, Fp8Weight):
             return gpu_fp8.rounding(weight, self.choices)
-        return gpu_int8.rounding(weight) if isinstance(weight, Int8Weight) else gpu_int4.rounding(weight)
+        return gpu_int8.rounding(weight) if isinstance(weight, Int8Weight) else gpu_int4.rounding(weight, self.choices)
 
     def pack_int8(self, weight: Int8Weight) -> Any:
         return gpu_int8.pack(weight, self.choices)

@@ -9,7 +9,9 @@ one scale, by which their sum of whole numbers times activations is multiplied i
     out[t, o] = a[t] * sum over chains c of (scale[o, c] * sum of q * x over c + minimum[o, c] * sum of x over c) + bias
 
 where a is the scale of a token whose activations are 8-bit codes, or 1. Weights that have one scale for each output are
-one chain. Sums are float32 (int32 where both sides are whole numbers), in an order that depends on shapes alone.
+one chain. Sums are float32 (int32 where both sides are whole numbers), in an order that depends on shapes alone. Where
+activations are 8-bit floats, 4-bit codes are such floats to the matrix instructions: the bits of q are those of the
+float q / 512. What is to be taken from the codes, 8 or nothing, is then taken from the sums of q * x instead.
 """
 
 from dataclasses import dataclass

@@ -46,6 +46,19 @@ class Choice:
 
 
 UNBOUNDED = 1 << 62
+MIXED = (  # codes of 4 bits, activations as 8-bit floats, one scale a step
+    (16, Choice("split", 16, 128, 4, 4)),
+    (32, Choice("split", 32, 128, 4, 4)),
+    (64, Choice("split", 64, 128, 8, 4)),
+    (1024, Choice("tiles", 128, 128, 8, 3)),
+    (UNBOUNDED, Choice("dense")),
+)
+SHORT = (  # the same for shorter groups, or one
+    (16, Choice("split", 16, 128, 4, 4)),
+    (32, Choice("split", 32, 128, 4, 4)),
+    (1024, Choice("split", 64, 128, 8, 4)),
+    (UNBOUNDED, Choice("dense")),
+)
 # By kind of product, up to so many tokens the choice.
 TABLES: dict[str, tuple[tuple[int, Choice], ...]] = {
     "wide": (  # activations of 16 bits or more
@@ -59,6 +72,8 @@ TABLES: dict[str, tuple[tuple[int, Choice], ...]] = {
         (64, Choice("split", 32, 128, 8, 4)),
         (UNBOUNDED, Choice("dense")),
     ),
+    **dict.fromkeys(("mixed", "mixed sums"), MIXED),
+    **dict.fromkeys(("short", "short sums"), SHORT),
     "narrow": (  # codes of 8 bits on both sides, one scale for each output
         (16, Choice("split", 16, 128, 4, 4)),
         (64, Choice("split", 64, 128, 4, 4)),
@@ -116,6 +131,12 @@ class Choices:
 def wide(choices: Choices, weight: "GroupedWeight", tokens: int) -> Choice:
     """For activations as they are."""
     return choices.choose("wide" if weight.minimum is None else "sums", weight, tokens)
+
+
+def mixed(choices: Choices, weight: "GroupedWeight", tokens: int) -> Choice:
+    """For codes of 4 bits and activations as 8-bit floats."""
+    table = "mixed" if weight.form.grouped and weight.form.scales == 1 else "short"
+    return choices.choose(table if weight.minimum is None else f"{table} sums", weight, tokens)
 
 
 def narrow(choices: Choices, weight: "GroupedWeight", tokens: int, numbers: str, dtype: torch.dtype) -> Choice:

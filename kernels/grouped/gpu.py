@@ -13,12 +13,12 @@ import triton.language as tl
 from torch import Tensor
 
 from ..launch import Launch
-from .choice import Choice
+from .choice import TILE_TOKENS, Choice
 from .layout import GroupedWeight
 
 COLUMNS = 512  # of a program that adds up parts
 SAME = "same"  # codes that are operands as they are
-WHOLE = "whole"
+LARGEST_TILE = tl.constexpr(TILE_TOKENS[-1])
 
 
 @triton.constexpr_function
@@ -49,6 +49,24 @@ def nibbles(words, PLANE: tl.constexpr, NUMBERS: tl.constexpr, ZERO: tl.constexp
     return numbers
 
 
+@triton.constexpr_function
+def four_codes(plane):
+    """Four 16-bit words at once: the nibbles of the plane, one in each byte."""
+    shift = "shr.b32 $0, $0, 4; " if plane % 2 else ""
+    return f"prmt.b32 $0, $1, $2, {0x7531 if plane >= 2 else 0x6420:#x}; {shift}and.b32 $0, $0, 0x0f0f0f0f;"
+
+
+@triton.jit
+def nibbles_as_floats(words, PLANE: tl.constexpr, PACKED: tl.constexpr):
+    """4-bit codes in units of 2^-9, as e4m3: below 8 subnormal ones, from 8 on those of the least exponent."""
+    if PACKED:
+        gather: tl.constexpr = four_codes(PLANE)
+        bits = tl.inline_asm_elementwise(gather, "=r,r,r", [words], tl.int8, True, 4)
+    else:
+        bits = ((words >> (4 * PLANE)) & 15).to(tl.int8)
+    return bits.to(tl.float8e4nv, bitcast=True)
+
+
 @triton.jit
 def eight_bit_floats(codes, NUMBERS: tl.constexpr):
     """e4m3 by its bits, which devices without such floats have to take: exponents are put right by a product."""
@@ -72,7 +90,9 @@ def operand(
     words, PLANE: tl.constexpr, KIND: tl.constexpr, NUMBERS: tl.constexpr, ZERO: tl.constexpr, PACKED: tl.constexpr
 ):
     """A plane of a step as the matrix instructions take it."""
-    if KIND == "int4":
+    if KIND == "int4" and NUMBERS == "e4m3":
+        numbers = nibbles_as_floats(words, PLANE, PACKED)
+    elif KIND == "int4":
         numbers = nibbles(words, PLANE, NUMBERS, ZERO, PACKED)
     elif KIND == "e4m3":
         numbers = eight_bit_floats(words, NUMBERS)
@@ -113,11 +133,14 @@ def multiply(
 ):  # fmt: skip
     """A tile of out [tokens, outputs], or of part `program_id(2)` of it: out [splits, tokens, outputs] float32.
 
-    terms [tokens, steps, S] float32: with MINIMUM the sums of the activations of each chain ([tokens, 1] with one
-    group), with TERMS the scales of the activations of each chain.
+    terms [steps, S, tokens filled up] float32: with SUMS the sums of the activations of each chain ([1, 1, tokens] with
+    one group), with TERMS the scales of the activations of each chain.
     """
     SCALES: tl.constexpr = PLANES // CHAIN
     NIBBLES: tl.constexpr = KIND == "int4"
+    FLOATS: tl.constexpr = NUMBERS == "e4m3"
+    SUMS: tl.constexpr = MINIMUM or (NIBBLES and FLOATS)
+    BELOW: tl.constexpr = ZERO if NIBBLES and FLOATS else 0  # what is still to be taken from codes
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     row = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     known_token, known_row = tl.minimum(token, tokens - 1), tl.minimum(row, outputs - 1)
@@ -129,14 +152,12 @@ def multiply(
     number = x + known_token[None, :].to(tl.int64) * x_stride + (first * PLANES * WIDTH + place)[:, None]
     factor = scale + (first * outputs + known_row)[:, None] * SCALES + chain[None, :]
     least = minimum + (first * outputs + known_row)[:, None] * SCALES + chain[None, :]
-    term = terms + (known_token.to(tl.int64) * steps + first)[:, None] * SCALES + chain[None, :]
+    filled = (tokens + LARGEST_TILE - 1) // LARGEST_TILE * LARGEST_TILE
     total = tl.zeros([OUTPUTS, TOKENS], tl.int32 if NUMBERS == "whole" and not GROUPED else tl.float32)
     if GROUPED:
         next_factors = tl.load(factor)
         if MINIMUM:
             next_least = tl.load(least)
-        if MINIMUM or TERMS:
-            next_terms = tl.load(term)
     for step in range(first, last):
         if GROUPED:
             more = step + 1 < last
@@ -147,10 +168,6 @@ def multiply(
                 smallest = next_least
                 least += outputs * SCALES
                 next_least = tl.load(least, mask=more, other=0.0)
-            if MINIMUM or TERMS:
-                step_terms = next_terms
-                term += SCALES
-                next_terms = tl.load(term, mask=more, other=0.0)
         words = tl.load(code)
         for plane in tl.static_range(PLANES):
             if plane > 0 and not NIBBLES:
@@ -161,33 +178,38 @@ def multiply(
                 left = inputs - (step * PLANES + plane) * WIDTH
                 numbers = tl.load(number + plane * WIDTH, mask=place[:, None] < left, other=0.0)
             weights = operand(words, plane, KIND, NUMBERS, ZERO, PACKED)
-            if not GROUPED and KIND == "same" and NUMBERS != "whole":
+            if not GROUPED and FLOATS:
                 total += tl.dot(weights, numbers)
             elif not GROUPED:
                 total = tl.dot(weights, numbers, total, input_precision="ieee", out_dtype=total.dtype)
             else:
                 if plane % CHAIN == 0:
+                    if SUMS or TERMS:
+                        by_token = tl.load(terms + (step * SCALES + plane // CHAIN) * filled + token)[None, :]
                     product = tl.dot(weights, numbers, input_precision="ieee")
                 else:
                     product = tl.dot(weights, numbers, product, input_precision="ieee")
                 if plane % CHAIN == CHAIN - 1:
                     by_row = column(factors, plane // CHAIN, SCALES, OUTPUTS)[:, None]
+                    if BELOW:
+                        product -= BELOW * by_token
                     if TERMS:
-                        by_token = column(step_terms, plane // CHAIN, SCALES, TOKENS)[None, :]
                         total += product * (by_row * by_token)
                     else:
                         total += product * by_row
                     if MINIMUM:
-                        sums = column(step_terms, plane // CHAIN, SCALES, TOKENS)[None, :]
-                        total += column(smallest, plane // CHAIN, SCALES, OUTPUTS)[:, None] * sums
+                        total += column(smallest, plane // CHAIN, SCALES, OUTPUTS)[:, None] * by_token
         code += words_per_step
         number += PLANES * WIDTH
     result = total.to(tl.float32)
     whole = tl.program_id(2) == 0
     if not GROUPED:
+        if SUMS:
+            sums = tl.load(terms + known_token, mask=(token < tokens) & whole, other=0.0)[None, :]
+        if BELOW:
+            result -= BELOW * sums
         result *= tl.load(scale + known_row).to(tl.float32)[:, None]
         if MINIMUM:
-            sums = tl.load(terms + known_token, mask=(token < tokens) & whole, other=0.0)[None, :]
             result += tl.load(minimum + known_row).to(tl.float32)[:, None] * sums
     if TOKEN_SCALE:
         result *= tl.load(token_scale + known_token)[None, :]
@@ -213,7 +235,8 @@ def add_parts(parts, out, size, splits, COLUMNS: tl.constexpr):
 class Activations:
     """x [T, H] as it is, or codes [T, H filled up] with what belongs to them.
 
-    token_scale [T] or None; terms [T, steps, S] or [T, 1] float32: sums of chains, or their scales (`scaled`), or None.
+    token_scale [T] or None; terms [steps * S or 1, T filled up] float32: sums of chains, or their scales (`scaled`), or
+    None. Between 8-bit floats and 4-bit codes, which are read in units of 2^-9, scales and sums are in such units.
     """
 
     numbers: Tensor
@@ -222,8 +245,13 @@ class Activations:
     scaled: bool = False
 
 
-CODES = {torch.int8, torch.float8_e4m3fn}  # of activations, multiplied with codes of the same kind
-_NUMBERS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int8: WHOLE}
+_NUMBERS = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.int8: "whole",
+    torch.float8_e4m3fn: "e4m3",
+}
 
 
 def packed() -> bool:
@@ -248,7 +276,7 @@ def plan(x: Activations, weight: GroupedWeight, bias: Tensor | None, out: Tensor
     """The launch of `multiply`; out [T, O], or [splits, T, O] float32."""
     form, outputs, tokens = weight.form, weight.shape[0], len(x.numbers)
     per_split = -(-weight.steps // choice.splits)
-    kind = SAME if x.numbers.dtype in CODES else weight.kind
+    kind = SAME if x.numbers.itemsize == weight.codes.itemsize == 1 else weight.kind
     codes = weight.codes.view(x.numbers.dtype) if kind == SAME else weight.codes
     grid = (-(-tokens // choice.tokens), -(-outputs // choice.outputs), choice.splits)
     any_tensor = out  # where there is none; not read
@@ -261,7 +289,7 @@ def plan(x: Activations, weight: GroupedWeight, bias: Tensor | None, out: Tensor
     )
     constants = {
         "KIND": kind,
-        "NUMBERS": _NUMBERS.get(x.numbers.dtype, SAME),
+        "NUMBERS": _NUMBERS[x.numbers.dtype],
         "ZERO": weight.zero,
         "PACKED": packed(),
         "WIDTH": form.width,

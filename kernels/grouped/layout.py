@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from . import NIBBLES, Form
+from .choice import Choices
 
 INT8, E4M3, INT4 = "int8", "e4m3", "int4"  # what a code stands for
 SYMMETRIC_ZERO = 8
@@ -62,6 +63,24 @@ class GroupedWeight:
 
     def num_bytes(self) -> int:
         return sum(part.nbytes for part in (self.codes, self.scale, self.minimum) if part is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """A weight and the choices of its chip: what every product has. `values(rows)` as the weight's."""
+
+    weight: GroupedWeight
+    choices: Choices
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.weight.shape
+
+    def values(self, rows: Tensor) -> Tensor:
+        return self.weight.values(rows)
+
+    def num_bytes(self) -> int:
+        return self.weight.num_bytes()
 
 
 def lay_out(

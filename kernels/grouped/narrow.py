@@ -14,8 +14,8 @@ from ..launch import Launch
 from ..rounding import INT8, Rounding
 from . import gpu
 from .activations import rounded
-from .choice import Choice, Choices, narrow
-from .layout import GroupedWeight
+from .choice import Choice, narrow
+from .layout import Laid
 
 COLUMNS = 1024
 
@@ -35,22 +35,10 @@ def scale_sums(sums, token_scale, scale, bias, out, outputs, BIAS: tl.constexpr,
 
 
 @dataclass(frozen=True, slots=True)
-class Narrow:
-    """A weight of 8-bit codes, how its activations are rounded, and the choices of its chip."""
+class Narrow(Laid):
+    """A weight of 8-bit codes, and how its activations are rounded."""
 
-    weight: GroupedWeight
     rounding: Rounding
-    choices: Choices
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.weight.shape
-
-    def values(self, rows: Tensor) -> Tensor:
-        return self.weight.values(rows)
-
-    def num_bytes(self) -> int:
-        return self.weight.num_bytes()
 
     def __call__(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         """x [T, H] rounded, times the weight, plus bias float32, as [T, O] in `dtype`."""
@@ -67,7 +55,7 @@ class Narrow:
         filled = self.weight.steps * form.step
         segment = self.rounding.segment if form.grouped else filled
         codes, scale = rounded(x, self.rounding.numbers, segment, filled)
-        return gpu.Activations(codes, None, scale, True) if form.grouped else gpu.Activations(codes, scale.squeeze(1))
+        return gpu.Activations(codes, None, scale, True) if form.grouped else gpu.Activations(codes, scale[0, : len(x)])
 
     def choice(self, tokens: int, dtype: torch.dtype) -> Choice:
         return narrow(self.choices, self.weight, tokens, self.rounding.numbers, dtype)

@@ -8,26 +8,13 @@ from torch import Tensor
 
 from . import dense, gpu
 from .activations import chain_sums
-from .choice import Choices, wide
-from .layout import GroupedWeight
+from .choice import wide
+from .layout import Laid
 
 
 @dataclass(frozen=True, slots=True)
-class Wide:
-    """A weight and the choices of its chip; `values(rows)` as the weight's."""
-
-    weight: GroupedWeight
-    choices: Choices
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.weight.shape
-
-    def values(self, rows: Tensor) -> Tensor:
-        return self.weight.values(rows)
-
-    def num_bytes(self) -> int:
-        return self.weight.num_bytes()
+class Wide(Laid):
+    """A weight of any codes."""
 
     def __call__(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         """x [T, H] times the weight, plus bias float32, as [T, O] in `dtype`."""

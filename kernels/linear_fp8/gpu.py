@@ -32,4 +32,4 @@ def pack(weight: Fp8Weight, choices: Choices) -> Any:
         return Loose(weight)
     codes = weight.q.view(torch.uint8)
     laid_out = lay_out(E4M3, codes, weight.scale.float(), None, weight.group, inputs, form)
-    return Narrow(laid_out, rule, choices) if rule.numbers == E4M3 else Wide(laid_out, choices)
+    return Narrow(laid_out, choices, rule) if rule.numbers == E4M3 else Wide(laid_out, choices)

@@ -10,7 +10,7 @@ from .. import Kernels
 from ..case import Op, Results, generator, normal
 from ..chip import Chip
 from ..grouped import form_of
-from ..grouped.choice import Choices, wide
+from ..grouped.choice import Choices, mixed
 from ..grouped.layout import INT4, lay_out
 from ..panels.cases import Form, common_cases, expected, rounding, scales, speed_cases
 from . import Int4Weight
@@ -38,7 +38,7 @@ def path(x: Tensor, weight: Int4Weight, bias: Tensor | None) -> str:
     form = form_of(4, weight.group, weight.shape[1])
     assert form is not None
     laid_out = lay_out(INT4, weight.codes(), weight.scale, weight.minimum, weight.group, weight.shape[1], form)
-    return wide(Choices(Chip(), {}), laid_out, len(x)).path
+    return mixed(Choices(Chip(), {}), laid_out, len(x)).path
 
 
 FORMS = (
@@ -57,7 +57,7 @@ OP = Op(
     run,
     expected,
     TOLERANCE,
-    common_cases(make_weight, FORMS, Form(32), "dense", ("down",)),
+    common_cases(make_weight, FORMS, Form(32), "tiles", ("down",)),
     prepare=prepare,
     rounding=rounding,
     path=path,

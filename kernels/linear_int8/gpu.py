@@ -26,4 +26,4 @@ def pack(weight: Int8Weight, choices: Choices) -> Any:
     if form is None:
         return Loose(weight)
     laid_out = lay_out(INT8, weight.q, weight.scale, weight.minimum, weight.group, inputs, form)
-    return Narrow(laid_out, rule, choices) if rule.numbers == INT8 else Wide(laid_out, choices)
+    return Narrow(laid_out, choices, rule) if rule.numbers == INT8 else Wide(laid_out, choices)

@@ -21,7 +21,9 @@ CPUs take int8 with segments of 64, or gcd(G, 64) where groups do not consist of
 and the coarser. KL of SmolLM2 with int8 weights, a text in tokens of nat: segments of 32 0.0070, of 64 0.0088, of 96
 0.0107, of 192 0.0152, of 288 0.0199.) GPUs take int8 or e4m3 with one scale for each token where a weight of 8 bits has
 one scale for each output, e4m3 with segments of 128 where its groups consist of whole ones, and leave activations alone
-with any other weight.
+with any other weight of 8 bits. With 4 bits in groups of 32 or multiples they take e4m3 with one scale for each token
+where the chip multiplies such numbers (for the vendor's product, of many tokens, x' is rounded to the dtype of x), and
+leave them alone elsewhere.
 
 Codes are multiplied and summed over a segment in whole numbers, hence exactly; sums over segments are float32. (Sums
 of e4m3 by the tensor cores keep some 14 bits within 128 products.) A token with a number that is not finite gives

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchgen.engine.spec import ModelSpec
-from batchgen.engine.tuning import REPEATS, TOKENS, Product, Trial, products_of, shapes_of, tune
+from batchgen.engine.tuning import REPEATS, TOKENS, Product, Trial, median_seconds, products_of, shapes_of, tune
 from batchgen.jobs.command_tune import TuneOptions, tune_model
 from batchgen.jobs.errors import UsageError
 from batchgen.kernels.chip import Chip
@@ -56,6 +56,17 @@ def test_what_is_hardly_faster_or_does_not_run_is_not_taken():
     found = tune([product(trial, "wide", costs, [])], trial, timer, FOREVER, lines.append)
     assert all(choice != second and seconds < 0.97 for choice, seconds in found.values())
     assert lines[0].endswith("16 tokens: as built in")
+
+
+def test_a_tile_that_triton_has_no_room_for_is_passed_over():
+    """What Triton raises is no RuntimeError."""
+    from triton.runtime.errors import OutOfResources
+
+    def call() -> None:
+        raise OutOfResources(150_000, 101_376, "shared memory")
+
+    with pytest.raises(RuntimeError, match="Required: 150000, Hardware limit: 101376"):
+        median_seconds(call)
 
 
 def test_it_ends_in_time_with_what_it_has():
@@ -203,4 +214,4 @@ def test_a_small_weight_is_read_from_another_copy_each_time():
 def test_heads_are_tuned_as_they_are_held(monkeypatch):
     keys = asked(("int4", "fp8"), monkeypatch)
     assert [key.codes for key in keys if key.outputs == 300] == ["int8"]
-    assert {key.table for key in keys if key.codes == "int4"} == {"wide", "sums"}
+    assert {key.table for key in keys if key.codes == "int4"} == {"short", "short sums"}  # of so few inputs

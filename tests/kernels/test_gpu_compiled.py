@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from compiled import CAPABILITIES, SHARED_LIMIT, compile_launch
+from compiled import CAPABILITIES, OF_WORKSTATIONS, SHARED_LIMIT, compile_launch
 
 from batchgen.kernels.grouped import activations, narrow
 from batchgen.kernels.launch import Launch
@@ -13,7 +13,7 @@ from batchgen.kernels.sampling import gpu as sampling
 from batchgen.kernels.swiglu import gpu as swiglu
 from batchgen.kernels.token_mask import gpu as token_mask
 
-each_capability = pytest.mark.parametrize("capability", CAPABILITIES)
+each_capability = pytest.mark.parametrize("capability", [*CAPABILITIES, *OF_WORKSTATIONS])
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -59,13 +59,13 @@ MANY, MOST_DOWN = 100_000, 65_535  # rows; programs in the second and third dire
 
 
 def _many_rows() -> dict[str, Launch]:
-    hidden, by_row = empty(MANY, 256), floats(MANY, 2)
+    hidden, by_token = empty(MANY, 256), floats(2, MANY)
     codes, sums = empty(MANY, 256, dtype=torch.int8), empty(MANY, 256, dtype=torch.int32)
     return {
         "rms_norm": rms_norm.plan(hidden, hidden, empty(256), hidden, 1e-5, add=True),
         "swiglu": swiglu.plan(empty(MANY, 512), hidden),
-        "codes": activations.plan_codes(hidden, codes, by_row, INT8, 128),
-        "sums of chains": activations.plan_sums(hidden, by_row, 128),
+        "codes": activations.plan_codes(hidden, codes, by_token, INT8, 128),
+        "sums of chains": activations.plan_sums(hidden, by_token, 128),
         "scales": narrow.plan_scales(sums, floats(MANY), floats(256), None, hidden),
         "mask": token_mask.plan(floats(MANY, 256), whole(MANY), empty(MANY, 8, dtype=torch.int32)),
     }

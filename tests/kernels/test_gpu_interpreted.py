@@ -5,13 +5,13 @@ from interpreted import outcomes, plan
 from interpreted_checks import CHECKS
 
 
-@pytest.mark.parametrize(("op", "case", "dtype"), plan())
-def test_case(op: str, case: str, dtype: str) -> None:
-    outcome = outcomes()[op, case, dtype]
+@pytest.mark.parametrize(("op", "case", "dtype", "chip"), plan())
+def test_case(op: str, case: str, dtype: str, chip: str) -> None:
+    outcome = outcomes()[op, case, dtype, chip]
     assert not outcome.error
     assert outcome.off <= 1
 
 
 @pytest.mark.parametrize("name", [check.__name__ for check in CHECKS])
 def test_check(name: str) -> None:
-    assert not outcomes()["check", name, ""].error
+    assert not outcomes()["check", name, "", ""].error

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from compiled import CAPABILITIES, SHARED_LIMIT, compile_launch
+from compiled import CAPABILITIES, OF_WORKSTATIONS, SHARED_LIMIT, compile_launch
 from eight_billion import SHAPES, WEIGHTS, choice_of, empty, products, weight
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,13 +13,19 @@ from batchgen.kernels.grouped.choice import LEAST_STEPS, TABLES, Choice, Choices
 from batchgen.kernels.launch import Launch
 from batchgen.kernels.rounding import E4M3, INT8
 
-CHIPS = {80: Chip((8, 0), 108), 90: Chip((9, 0), 132), 100: Chip((10, 0), 148)}
+CHIPS = {
+    80: Chip((8, 0), 108),
+    89: Chip((8, 9), 142),
+    90: Chip((9, 0), 132),
+    100: Chip((10, 0), 148),
+    120: Chip((12, 0), 188),
+}
 H200 = Choices(CHIPS[90], {})
 OLDER_INSTRUCTIONS = {("int8, one scale", 100): 80}  # whole numbers go the way of mma.sync there
 TARGETS = [
     (name, capability)
     for name in WEIGHTS
-    for capability in CAPABILITIES
+    for capability in (*CAPABILITIES, *OF_WORKSTATIONS)
     if CHIPS[capability].has_fp8 or WEIGHTS[name][3] != torch.float8_e4m3fn
 ]
 
@@ -34,17 +40,25 @@ def test_products_of_8b_shapes_compile_without_spills(name: str, capability: int
         assert program.shared <= SHARED_LIMIT[capability]
         assert program.matrix_instructions(OLDER_INSTRUCTIONS.get((name, capability))) > 0
         assert program.wide_loads() > 0
+        assert (program.fp8_instructions() > 0) == (WEIGHTS[name][3] == torch.float8_e4m3fn)
+
+
+LONGEST = 28672  # inputs of a linear of a 70B model
 
 
 def _other_launches() -> dict[str, Launch]:
     x, out = empty(512, 4096), empty(512, 4096)
     sums, token_scale, scale = empty(512, 128256, dtype=torch.int32), *(empty(512, dtype=torch.float32),) * 2
     whole, floats = empty(512, 4096, dtype=torch.int8), empty(512, 4096, dtype=torch.float8_e4m3fn)
-    segments = empty(512, 32, dtype=torch.float32)
+    one, segments = (empty(count, 512, dtype=torch.float32) for count in (1, 32))
+    long, codes = empty(512, LONGEST), empty(512, LONGEST, dtype=torch.float8_e4m3fn)
     return {
         "parts": gpu.plan_sum(empty(8, 16, 4096, dtype=torch.float32), out),
-        "codes int8": activations.plan_codes(x, whole, token_scale.unsqueeze(1), INT8, 4096),
-        "codes e4m3": activations.plan_codes(x, floats, token_scale.unsqueeze(1), E4M3, 4096),
+        "codes int8": activations.plan_codes(x, whole, one, INT8, 4096),
+        "codes e4m3": activations.plan_codes(x, floats, one, E4M3, 4096),
+        "codes e4m3 with sums": activations.plan_codes(x, floats, one, E4M3, 4096, segments, 128),
+        "codes e4m3 of a 70B model": activations.plan_codes(long, codes, one, E4M3, LONGEST, one, LONGEST),
+        "what e4m3 stand for": activations.plan_codes(x, out, one, E4M3, 4096),
         "codes e4m3 of groups": activations.plan_codes(x, floats, segments, E4M3, 128),
         "sums of chains": activations.plan_sums(x, segments, 128),
         "scales": narrow.plan_scales(sums, token_scale, scale, None, empty(512, 128256, dtype=torch.float32)),
@@ -58,7 +72,7 @@ def _other_launches() -> dict[str, Launch]:
 OTHERS = _other_launches()
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("capability", [*CAPABILITIES, *OF_WORKSTATIONS])
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_stands_around_a_product_spills_nothing(name: str, capability: int) -> None:
     if "e4m3" in name and not CHIPS[capability].has_fp8:
@@ -70,6 +84,9 @@ PATHS = {  # of an H200
     ("int4, groups of 128", "output"): ("split 8", "split 8", "split 8", "dense"),
     ("int4, groups of 128", "gate and up"): ("tiles", "tiles", "tiles", "dense"),
     ("int4, groups of 32 with a minimum", "down"): ("split 8", "split 8", "split 4", "dense"),
+    ("int4, groups of 128, 8-bit floats", "output"): ("split 8", "split 8", "split 8", "tiles"),
+    ("int4, groups of 128, 8-bit floats", "gate and up"): ("tiles", "tiles", "tiles", "tiles"),
+    ("int4, groups of 32 with a minimum, 8-bit floats", "down"): ("split 8", "split 8", "split 8", "split 2"),
     ("int8, one scale", "head"): ("tiles", "tiles", "tiles", "library"),
     ("fp8, one scale", "qkv"): ("split 5", "split 5", "split 5", "library"),
     ("fp8, groups of 128", "gate and up"): ("tiles", "tiles", "tiles", "tiles"),

@@ -58,6 +58,10 @@ class Program:
         """Of the kind that reaches the rate of its capability, or of an older one."""
         return len(re.findall(MATRIX_INSTRUCTION[capability or self.capability], self.ptx))
 
+    def fp8_instructions(self) -> int:
+        """Matrix instructions that multiply 8-bit floats."""
+        return len(re.findall(r"(?:wgmma\.mma_async|mma\.sync)[\w.]*\.e4m3|tcgen05\.mma[\w.:]*kind::f8f6f4", self.ptx))
+
     def wide_loads(self) -> int:
         """Loads and asynchronous copies of 8 or 16 bytes a thread."""
         vector = r"ld\.global[\w.:]*\.v[24]\.b(32|64)|cp\.async\.c[ag]\.[^;]*, 0x(8|10)(?![0-9a-f])"

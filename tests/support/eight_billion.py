@@ -7,7 +7,7 @@ import torch
 
 from batchgen.kernels.chip import Chip
 from batchgen.kernels.grouped import Form, form_of, gpu
-from batchgen.kernels.grouped.choice import Choice, Choices, narrow, wide
+from batchgen.kernels.grouped.choice import Choice, Choices, mixed, narrow, wide
 from batchgen.kernels.grouped.layout import E4M3, INT4, INT8, GroupedWeight
 from batchgen.kernels.launch import Launch
 from batchgen.kernels.rounding import E4M3 as ROUND_E4M3
@@ -26,6 +26,11 @@ WEIGHTS = {  # kind of codes, group, with a minimum, numbers of the activations
     "int4, groups of 32": (INT4, 32, False, torch.bfloat16),
     "int4, groups of 32 with a minimum": (INT4, 32, True, torch.bfloat16),
     "int4, groups of 128": (INT4, 128, False, torch.float16),
+    "int4, groups of 32, 8-bit floats": (INT4, 32, False, torch.float8_e4m3fn),
+    "int4, groups of 32 with a minimum, 8-bit floats": (INT4, 32, True, torch.float8_e4m3fn),
+    "int4, groups of 128, 8-bit floats": (INT4, 128, False, torch.float8_e4m3fn),
+    "int4, groups of 128 with a minimum, 8-bit floats": (INT4, 128, True, torch.float8_e4m3fn),
+    "int4, one scale, 8-bit floats": (INT4, WHOLE, True, torch.float8_e4m3fn),
     "int8, groups of 32": (INT8, 32, False, torch.bfloat16),
     "int8, groups of 16": (INT8, 16, False, torch.bfloat16),
     "int8, one scale": (INT8, WHOLE, False, torch.int8),
@@ -60,11 +65,13 @@ def _codes(kind: str, form: Form, steps: int, outputs: int) -> torch.Tensor:
 
 
 def activations(name: str, held: GroupedWeight, rows: int) -> gpu.Activations:
-    _, _, has_minimum, dtype = WEIGHTS[name]
+    kind, _, has_minimum, dtype = WEIGHTS[name]
     x = empty(rows, held.shape[1], dtype=dtype)
-    terms = empty(rows, held.steps * held.form.scales, dtype=torch.float32)
+    terms = empty(held.steps * held.form.scales, -(-rows // 128) * 128, dtype=torch.float32)
     if dtype.itemsize > 1:
         return gpu.Activations(x, terms=terms if has_minimum else None)
+    if kind == INT4:
+        return gpu.Activations(x, empty(rows, dtype=torch.float32), terms)
     if held.form.grouped:
         return gpu.Activations(x, terms=terms, scaled=True)
     return gpu.Activations(x, empty(rows, dtype=torch.float32))
@@ -75,6 +82,8 @@ def choice_of(choices: Choices, name: str, held: GroupedWeight, rows: int) -> Ch
     numbers = {torch.int8: ROUND_INT8, torch.float8_e4m3fn: ROUND_E4M3}.get(WEIGHTS[name][3])
     if numbers is None:
         return wide(choices, held, rows)
+    if held.kind == INT4:
+        return mixed(choices, held, rows)
     return narrow(choices, held, rows, numbers, torch.bfloat16)
 
 

@@ -13,13 +13,15 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 DTYPES = ("float32", "float16")
 MOST_ELEMENTS = 400_000  # of a case: the interpreter takes milliseconds for every program
 EDGES = (1, 17, 33, 65)
 MOST_OPERATIONS = 40_000_000
+CHIPS = {"9.0": (9, 0), "8.0": (8, 0)}
+ON_OLD_CHIPS = {"linear_int4", "linear_fp8"}  # ops that go other ways where there are no 8-bit floats
 # Ops whose paths the cases in `GPU` walk: of the others those that cost little.
 FEW_OPERATIONS = {"attention": 260_000, "rotate_write": 13_000}
 
@@ -31,13 +33,14 @@ class Outcome:
     op: str
     case: str
     dtype: str
+    chip: str
     off: float
     error: str = ""
 
 
 @cache
-def outcomes() -> dict[tuple[str, str, str], Outcome]:
-    """By op, case and dtype."""
+def outcomes() -> dict[tuple[str, str, str, str], Outcome]:
+    """By op, case, dtype and chip."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, str(Path(__file__).resolve())], env=environment, capture_output=True, text=True, check=False
@@ -45,7 +48,7 @@ def outcomes() -> dict[tuple[str, str, str], Outcome]:
     if done.returncode:
         raise AssertionError(f"the interpreter run failed:\n{done.stderr[-3000:]}")
     found = [Outcome(**json.loads(line)) for line in done.stdout.splitlines()]
-    return {(one.op, one.case, one.dtype): one for one in found}
+    return {(one.op, one.case, one.dtype, one.chip): one for one in found}
 
 
 def small(op: object, case: object) -> bool:
@@ -57,17 +60,18 @@ def small(op: object, case: object) -> bool:
     return case.elements <= MOST_ELEMENTS and case.operations <= most  # type: ignore[attr-defined]
 
 
-def plan() -> list[tuple[str, str, str]]:
-    """(op, case, dtype) of all that is run: the ops that the table has kernels of its own for."""
+def plan() -> list[tuple[str, str, str, str]]:
+    """(op, case, dtype, chip) of all that is run: the ops that the table has kernels of its own for."""
     from batchgen.kernels.cases import GPU, OPS
     from batchgen.kernels.gpu_table import GpuKernels
 
     return [
-        (op.name, case.name, dtype)
+        (op.name, case.name, dtype, chip)
         for op in (*OPS, *GPU)
         for case in op.cases
         for dtype in DTYPES
         if op.name in vars(GpuKernels) and (op in GPU or small(op, case)) and _wanted(op, dtype)
+        for chip in (CHIPS if op.name in ON_OLD_CHIPS else list(CHIPS)[:1])
     ]
 
 
@@ -85,13 +89,13 @@ def _run() -> Iterator[Outcome]:
     from batchgen.kernels.chip import Chip
     from batchgen.kernels.gpu_table import GpuKernels
 
-    kernels, wanted = GpuKernels(Chip(library=False)), set(plan())
-    for op, case, dtype in ((one, case, dtype) for one in (*OPS, *GPU) for case in one.cases for dtype in DTYPES):
-        if (op.name, case.name, dtype) in wanted:
-            off, problem = _outcome(kernels, op, case, getattr(torch, dtype))
-            yield Outcome(op.name, case.name, dtype, off, problem)
+    tables = {name: GpuKernels(Chip(capability, library=False)) for name, capability in CHIPS.items()}
+    cases = {(op.name, case.name): (op, case) for op in (*OPS, *GPU) for case in op.cases}
+    for op, case, dtype, chip in plan():
+        off, problem = _outcome(tables[chip], *cases[op, case], getattr(torch, dtype))
+        yield Outcome(op, case, dtype, chip, off, problem)
     for check in CHECKS:
-        yield Outcome("check", check.__name__, "", 0.0, _problem(lambda check=check: check(kernels)))  # type: ignore[misc]
+        yield Outcome("check", check.__name__, "", "", 0.0, _problem(partial(check, tables["9.0"])))
 
 
 def _problem(call: Callable[[], object]) -> str:

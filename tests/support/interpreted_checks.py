@@ -7,9 +7,13 @@ import torch
 
 from batchgen.kernels.attention import format_cases
 from batchgen.kernels.attention.cases import Shape, decode
-from batchgen.kernels.case import normal
+from batchgen.kernels.case import error, normal
+from batchgen.kernels.chip import Chip
+from batchgen.kernels.gpu_table import GpuKernels
+from batchgen.kernels.grouped.choice import Choice, Key
 from batchgen.kernels.kv_format import FORMATS
 from batchgen.kernels.linear_fp8.cases import make_weight as fp8
+from batchgen.kernels.linear_int4 import cases as linear_int4
 from batchgen.kernels.linear_int4.cases import make_weight as int4
 from batchgen.kernels.linear_int8.cases import make_weight as int8
 from batchgen.kernels.panels.cases import Form
@@ -94,6 +98,29 @@ def strided_rows_and_another_result_type(kernels: Any) -> None:
         assert torch.equal(result, op(x[:, 40:296].contiguous(), packed, None, torch.float32))
 
 
+class Always(dict[Key, Choice]):
+    """One choice for every product, as if it had been tuned."""
+
+    def __init__(self, choice: Choice) -> None:
+        super().__init__()
+        self._choice = choice
+
+    def get(self, key: Key, default: Any = None) -> Choice:
+        return self._choice
+
+
+def every_way_of_a_4_bit_product_leads_there(kernels: Any) -> None:
+    """Few tokens, many and very many, with activations as 8-bit floats and as they are."""
+    op, x = linear_int4.OP, normal((21, 1100), torch.float32, 1)
+    for form in (Form(32), Form(64, symmetric=True), Form(128, half=False), Form(half=False)):
+        weight = int4(51, 1100, form)
+        for chip in (Chip((8, 0), library=False), Chip((8, 9), library=False)):
+            for choice in (Choice("tiles", 32, 64), Choice("split", 16, 64), Choice("dense")):
+                table = GpuKernels(chip, Always(choice))
+                (found,), (truth,) = op.run(table, x, weight, None), op.truth(table, (x, weight, None))
+                assert error(found, truth) <= op.tolerance[torch.float32], (form, chip, choice)
+
+
 def rows_of_a_packed_weight_come_back(kernels: Any) -> None:
     rows = torch.tensor([50, 0, 17, 17, 15])
     for group in (0, 8, 16, 32, 48, 64, 128):
@@ -142,6 +169,7 @@ CHECKS: tuple[Callable[[Any], None], ...] = (
     nothing_gives_nothing,
     a_row_that_is_not_finite_leaves_the_others_alone,
     strided_rows_and_another_result_type,
+    every_way_of_a_4_bit_product_leads_there,
     rows_of_a_packed_weight_come_back,
     small_values_are_attended_as_closely_in_half_precision,
 )
