@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from batchgen.engine.tuning import median_seconds
+
 
 @dataclass
 class Results:
@@ -79,21 +81,15 @@ class Budget:
         self.results.add(self.part, name, **found, wall_s=round(time.perf_counter() - began, 2))
 
 
-def seconds_of(call: Callable[[], object], device: torch.device, repeats: int = 20) -> float:
-    """The median of some calls, after two to warm up."""
-    for _ in range(2):
+def seconds_of(call: Callable[[], object], device: torch.device) -> float:
+    """The median of some calls, after one or two to warm up."""
+    call()
+    if device.type == "cuda":
+        return median_seconds(call)
+    call()
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
         call()
-    if device.type != "cuda":
-        times = []
-        for _ in range(3):
-            start = time.perf_counter()
-            call()
-            times.append(time.perf_counter() - start)
-        return sorted(times)[1]
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
-    for start_event, end_event in events:
-        start_event.record()
-        call()
-        end_event.record()
-    torch.cuda.synchronize(device)
-    return sorted(start.elapsed_time(end) for start, end in events)[repeats // 2] / 1e3
+        times.append(time.perf_counter() - start)
+    return sorted(times)[1]
