@@ -21,7 +21,8 @@ inline int64_t num_parts(int64_t count, int64_t least) {
 
 // prepare(begin, end) over equal parts of 0 .. items, none much smaller than `least`. When all of them are done,
 // body(index, following) for every index below count; `following` is what the same thread does next, count or more if
-// nothing. Whoever is free takes the next, so the dearest should come first. The threads are woken once.
+// that is not known yet. Whoever is free takes the next, so the dearest should come first; the last of them, one for
+// each thread, are nobody's before he is free. The threads are woken once.
 template <class Prepare, class Body>
 void parallel_prepared(int64_t items, int64_t least, const Prepare& prepare, int64_t count, const Body& body) {
     const int threads = int(count < num_threads() ? count : num_threads());
@@ -33,9 +34,9 @@ void parallel_prepared(int64_t items, int64_t least, const Prepare& prepare, int
     struct Job {
         const Prepare* prepare;
         const Body* body;
-        int64_t items, parts, count;
+        int64_t items, parts, count, threads;
         std::atomic<int64_t> next_part{0}, parts_done{0}, next{0};
-    } job{&prepare, &body, items, num_parts(items, least), count};
+    } job{&prepare, &body, items, num_parts(items, least), count, threads};
     run_on_threads(
         [](void* data) {
             Job& job = *static_cast<Job*>(data);
@@ -45,11 +46,11 @@ void parallel_prepared(int64_t items, int64_t least, const Prepare& prepare, int
             }
             for (int turns = 0; job.parts_done.load(std::memory_order_acquire) < job.parts; ++turns)
                 if (turns >= PATIENCE) std::this_thread::yield();
-            int64_t index = job.next.fetch_add(1, std::memory_order_relaxed);
-            while (index < job.count) {
-                const int64_t following = job.next.fetch_add(1, std::memory_order_relaxed);
+            const auto take = [&] { return job.next.fetch_add(1, std::memory_order_relaxed); };
+            for (int64_t index = take(), following; index < job.count; index = following < job.count ? following : take()) {
+                const bool many = job.next.load(std::memory_order_relaxed) + job.threads <= job.count;
+                following = many ? take() : job.count;
                 (*job.body)(index, following);
-                index = following;
             }
         },
         &job, threads);

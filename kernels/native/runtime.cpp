@@ -166,6 +166,20 @@ BATCHGEN_EXPORT void batchgen_use_threads(void* parallel, void* max_threads) {
 
 BATCHGEN_EXPORT int batchgen_num_threads() { return batchgen::num_threads(); }
 
+// How many parts of a loop with one for each thread are under way at once. Each waits for the others, a second at most.
+BATCHGEN_EXPORT int batchgen_parts_at_once() {
+    const int parts = batchgen::num_threads();
+    std::atomic<int> inside{0}, most{0};
+    batchgen::parallel_parts(parts, 1, [&](int64_t, int64_t) {
+        const int now = ++inside;
+        for (int seen = most; seen < now && !most.compare_exchange_weak(seen, now);) {}
+        const auto end = batchgen::Clock::now() + std::chrono::seconds(1);
+        while (most < parts && batchgen::Clock::now() < end) std::this_thread::yield();
+        --inside;
+    });
+    return most;
+}
+
 // 2: AVX-512 with BF16 and VNNI, 1: AVX2 with FMA, 0: neither. Asks the processor and the operating system.
 BATCHGEN_EXPORT int batchgen_instruction_set() {
 #if defined(__x86_64__)

@@ -49,13 +49,14 @@ def test_unknown_instructions_are_refused() -> None:
         tables.NativeKernels("abacus")
 
 
-def test_torch_sets_the_threads() -> None:
+def test_torch_sets_the_threads_and_all_of_them_work() -> None:
     opened = library.open_library(library.available()[0])
     before = torch.get_num_threads()
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             assert opened.batchgen_num_threads() == threads
+            assert opened.batchgen_parts_at_once() == threads
     finally:
         torch.set_num_threads(before)
 
