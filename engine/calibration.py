@@ -6,6 +6,7 @@ Knows decoders and kernels; the constants it finds are kept by who asks for them
 import time
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import cycle
 
 import numpy as np
 import psutil
@@ -23,7 +24,7 @@ from .kv import KVPages, KVShape
 from .machine import DTYPES, use_granted_cores
 from .models.names import dense_weights
 from .options import SEQUENCES
-from .rates import FORMATS, SIZES, Curve, Rates
+from .rates import DEVICES, FORMATS, SIZES, Curve, Rates
 from .spec import ModelSpec
 from .weights.formats import weight_format
 from .weights.load import Target, load_parts
@@ -33,10 +34,12 @@ NUM_LAYERS = 2
 MOST_OUTPUTS = 8192  # of the head that is measured; the rest is in proportion
 DRAWN = 1, 16, 64, 256
 KV_ROWS, KV_CONTEXT = 64, 512
+KV_LAYERS = 4  # read in turn, so that no layer's keys are still in the caches when it comes again
 BLOCK_SIZE = 16
 MOST_LOAD = 0.1  # of all cores, by others
 FIRST_LOOK = 1.0  # seconds after which that load is looked at, before each number
-LEAST_SECONDS = 0.02  # for each number, at least twice
+LEAST_SECONDS = 0.02  # for each number
+LEAST_CALLS = 4  # the first ones of a size grow the heap, a page fault at a time
 # By kind of device: calls between two waits for it. A run looks ahead, which hides the launches, and what recurs is
 # replayed from its RECURS-th time on, so from the second wait on it is replays that are timed.
 AT_ONCE = {"cpu": 1, "cuda": RECURS + 1}
@@ -108,11 +111,12 @@ def measure_rates(spec: ModelSpec, kernels: Kernels, dtype: torch.dtype, timer: 
         bench = _Bench(random_decoder(spec, name, kernels, dtype, device), kernels, timer)
         layers[name], head[name] = bench.layers(spec.num_layers), bench.head(spec.vocab_size)
     shapes = {
-        name: KVShape(1, spec.num_kv_heads, spec.head_dim, KV_FORMATS[name]) for name in _kv_names(dtype, KV_FORMATS)
+        name: KVShape(KV_LAYERS, spec.num_kv_heads, spec.head_dim, KV_FORMATS[name])
+        for name in _kv_names(dtype, KV_FORMATS)
     }
     own, shared = (_pairs(spec, kernels, dtype, timer, shapes, together) for together in (False, True))
-    sizes = {name: spec.num_layers * shape.bytes_per_token for name, shape in shapes.items()}
-    return Rates("measured", layers, head, own, shared, sizes)
+    sizes = {name: spec.num_layers * shape.bytes_per_token // KV_LAYERS for name, shape in shapes.items()}
+    return Rates("measured", layers, head, own, shared, sizes, DEVICES[device.type].step_seconds)
 
 
 def _kv_names(dtype: torch.dtype, formats: Mapping[str, object]) -> list[str]:
@@ -166,7 +170,7 @@ class Timer:
     def __call__(self, call: Callable[[], object]) -> float:
         self.check()
         best, end, rounds, count = float("inf"), time.perf_counter() + LEAST_SECONDS, 0, AT_ONCE[self.device.type]
-        while rounds < 2 or time.perf_counter() < end:
+        while rounds < LEAST_CALLS or time.perf_counter() < end:
             start = time.perf_counter()
             for _ in range(count):
                 call()
@@ -266,7 +270,9 @@ def _pairs(
     query = torch.randn(KV_ROWS, spec.num_heads, spec.head_dim, dtype=dtype, device=device)
     found = {}
     for name, shape in shapes.items():
-        layer = KVPages(shape, count * width, BLOCK_SIZE, device).layer(0)
-        seconds = timer(lambda layer=layer: kernels.attention(query, layer, plan, masking))  # type: ignore[misc]
+        pages = KVPages(shape, count * width, BLOCK_SIZE, device)
+        pages.clear()  # memory of a host that was never written to is one page of zeros, which caches hold
+        layers = cycle([pages.layer(index) for index in range(shape.num_layers)])
+        seconds = timer(lambda layers=layers: kernels.attention(query, next(layers), plan, masking))  # type: ignore[misc]
         found[name] = seconds * spec.num_layers / (KV_ROWS * context)
     return found

@@ -52,6 +52,11 @@ class KVPages:
             if pairs and stored.numel():
                 copy(stored, pairs)
 
+    def clear(self) -> None:
+        """Writes zeros to all of it."""
+        self._codes.zero_()
+        self._scales.zero_()
+
     def layer(self, index: int) -> LayerPages:
         """The key and the value pages of one layer."""
         return self._layers[index]

@@ -11,9 +11,9 @@ from typing import Any
 from .spec import ModelSpec
 
 FORMATS = "native", "int8", "int4", "fp8"
-REFERENCE = 150e9  # multiplications and additions a second of a float32 product on the processor of the built-in rates
+REFERENCE = 500e9  # multiplications and additions a second of a float32 product on the processor of the built-in rates
 SIZES = 1, 16, 64, 256, 512, 1024, 2048, 4096  # tokens of a step
-STEP_SECONDS, SEQUENCE_SECONDS = 5e-4, 1.5e-5  # of the host
+SEQUENCE_SECONDS = 1.5e-5  # of the host, for each sequence of a step
 
 _KV_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.06, "int8": 1.06, "int4": 0.62}  # of a number
 
@@ -22,32 +22,35 @@ _KV_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.06, "int8
 class Device:
     """What is known of a kind of device before anything is measured. Operations and bytes are those of a second.
 
-    `widening`: what reading narrow keys costs beside those of 16 bits.
+    `widening`: what reading narrow keys takes beside those of 16 bits.
     """
 
     operations: Mapping[str, float]  # by weight format, in full steps
     weight_bytes: Mapping[str, float]
     bandwidth: float
     layer_seconds: float  # of a layer whatever it is fed
+    step_seconds: float  # of a step outside the layers, whatever it is fed
     own_pairs: float  # operations of queries with keys of their own
     shared_pairs: float
     widening: Mapping[str, float]
 
 
 CPU = Device(  # two cores with AVX-512 BF16 and VNNI
-    operations={"float32": 210e9, "native": 640e9, "int8": 1000e9, "int4": 950e9, "fp8": 560e9},
+    operations={"float32": 210e9, "native": 680e9, "int8": 900e9, "int4": 780e9, "fp8": 530e9},
     weight_bytes={"float32": 4.0, "native": 2.0, "int8": 1.0, "int4": 0.6, "fp8": 1.0},
     bandwidth=45e9,
-    layer_seconds=8e-5,
-    own_pairs=150e9,
-    shared_pairs=300e9,
-    widening={"fp8": 1.15, "int8": 1.1, "int4": 1.3},
+    layer_seconds=1.2e-4,
+    step_seconds=3e-3,
+    own_pairs=100e9,
+    shared_pairs=650e9,
+    widening={"fp8": 1.1, "int8": 0.9, "int4": 0.95},
 )
 CUDA = Device(  # one H200
     operations={"float32": 50e12, "native": 600e12, "int8": 500e12, "int4": 500e12, "fp8": 900e12},
     weight_bytes={"float32": 4.0, "native": 2.0, "int8": 1.0, "int4": 0.6, "fp8": 1.0},
     bandwidth=3.8e12,
     layer_seconds=8e-5,
+    step_seconds=5e-4,
     own_pairs=200e12,
     shared_pairs=400e12,
     widening={},
@@ -83,7 +86,7 @@ class Rates:
     own_pair: Mapping[str, float]  # by KV format: a query with a key that it alone reads
     shared_pair: Mapping[str, float]  # a query with a key that many read together
     kv_bytes: Mapping[str, int]  # of a token
-    step: float = STEP_SECONDS
+    step: float = 0.0
     sequence: float = SEQUENCE_SECONDS
 
     def to_record(self) -> dict[str, Any]:
@@ -124,7 +127,7 @@ def built_in(spec: ModelSpec, dtype: str, device: str = "cpu", operations_per_se
         },
         shared_pair=dict.fromkeys(_KV_BYTES, pair / known.shared_pairs),
         kv_bytes={name: round(numbers * width) for name, width in _KV_BYTES.items()},
-        step=STEP_SECONDS / speed,
+        step=known.step_seconds / speed,
         sequence=SEQUENCE_SECONDS / speed,
     )
 

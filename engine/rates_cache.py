@@ -16,7 +16,7 @@ from .processor import Place
 from .rates import Rates
 from .spec import ModelSpec
 
-_LAYOUT = 2  # of an entry, and of the way it is measured
+_LAYOUT = 3  # of an entry, and of the way it is measured
 _ATTEMPT = "seconds_too_few"
 
 

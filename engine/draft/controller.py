@@ -9,10 +9,11 @@ from ..sequence import Step
 from .speculation import Draft
 from .times import StepTimes
 
-WINDOW = 50  # drafted steps after which measured speed is looked at
+WINDOW = 50  # drafted steps after which measured speed is looked at, unless they have cost too much before
 REST = 250  # steps without drafts when they did not pay
 LONGEST_REST = 2000
 PLAIN_EVERY = 24  # every so many steps none is drafted, to know what that takes
+MOST_LOSS = 0.01  # of a run's seconds so far: what drafts may have cost, beside a step or two, before they rest
 SURE = 0.9  # the chance of a token for which drafting must at least pay
 LEAST_GAIN = 1.02  # in expected tokens per second
 PRIOR = 2.0  # observations that the drafter's own chance counts as
@@ -62,6 +63,7 @@ class Controller:
         self._rest = REST
         self._rested_at = 0  # sequences when the rest began
         self._tried = 0  # steps of this window that tried drafts
+        self._seconds = 0.0  # of all steps
         self._balance = 0.0  # seconds that its tokens would have taken without drafts, less those they took
         self._worth = 0.0  # seconds per token without drafts, in the step under way
 
@@ -86,15 +88,17 @@ class Controller:
 
     def timed(self, step: Step, seconds: float) -> None:
         self._worth = 0.0
+        self._seconds += seconds
         if not decodes_only(step):
             return
         self._times.measure(step.num_tokens, seconds)
         if not step.tries_drafts:
             self._plain.measure(len(step.feeds), seconds)
             return
-        if self._tried == WINDOW:
+        plain = self._plain.seconds(len(step.feeds))
+        if self._tried == WINDOW or self._balance < -plain - MOST_LOSS * self._seconds:
             self._judge(len(step.feeds))
-        self._worth = self._plain.seconds(len(step.feeds)) / len(step.feeds)
+        self._worth = plain / len(step.feeds)
         self._balance -= seconds
         self._tried += 1
 

@@ -1,15 +1,17 @@
 """What `auto` takes beside settings chosen by hand, and what speculation and grammars bring, in one run.
 
     .venv/bin/python tests/benchmarks/choices.py [--prompts DIR] [--workload label] [--repeats 3] [--seconds 450]
-        [--part bars] [--part workloads] [--out FILE.json]
+        [--part bars] [--part labels] [--part workloads] [--out FILE.json]
+    .venv/bin/python tests/benchmarks/choices.py --table FILE.json...
 
 For every workload `auto` goes the way of a job: the accuracy gate on its prompts, the cost model, the engine. By hand:
-one setting after another is changed around INT4 weights, bfloat16 keys, 512 tokens a step and no drafts. All of them
-run turn by turn in one process, `--repeats` times, and the best of each counts; formats that the gate refuses are
-shown, but are no competition. Rows are as many as fit the time.
+one setting after another is changed around the weights that auto took, bfloat16 keys, 512 tokens a step and no drafts.
+All of them run turn by turn in one process, `--repeats` times, and the best of each counts; formats that the gate
+refuses are shown, but are no competition. Rows are as many as fit the time. `--table` prints such runs as one table.
 
-The bars: steps that drafts save, the drain of a job with and without them, forced tokens beside masks, choices beside
-drawing one under its mask, with the rest of a choice forced and with all choices scored. Run it alone.
+The bars: steps that drafts save, the drain of a job with and without them, forced tokens beside masks. The labels:
+choices beside drawing one token by token under its mask, with the rest of a choice forced and with all choices scored,
+for many rows and for few, with the tokens and steps that each takes. Run it alone.
 """
 
 import json
@@ -36,16 +38,14 @@ from batchgen.jobs.choices import Situation
 from batchgen.jobs.formats import with_formats
 from batchgen.jobs.models import Models
 
-BY_HAND = ("int4", "auto", 512, "off")  # weights, keys, tokens a step, speculation
-CHANGED: tuple[tuple[int, tuple[Any, ...]], ...] = (
-    (0, ("native", "int8")),
-    (1, ("int8",)),
-    (2, (256, 2048)),
-    (3, ("suffix",)),
-)
+BY_HAND = ("auto", 512, "off")  # keys, tokens a step, speculation
+CHANGED: tuple[tuple[int, tuple[Any, ...]], ...] = ((0, ("int8",)), (1, (256, 2048)), (2, ("suffix",)))
+WEIGHTS = "native", "int8", "int4"
 MEMORY = "1GiB"
+PARTS = "bars", "labels", "workloads"
 BAR_SECONDS = 110  # of the whole, for the bars
 LEAST_ROWS = 12
+FEW = 4  # rows, as in a preview or at the end of a job
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +129,12 @@ def by_auto(requests: list[Request]) -> tuple[Configuration, dict[str, Any]]:
     return Configuration("auto", formats.weights, formats.kv_cache, limits), record
 
 
-def by_hand(trials: list[dict[str, Any]]) -> Iterator[Configuration]:
+def by_hand(taken: str, trials: list[dict[str, Any]]) -> Iterator[Configuration]:
     """The settings beside which auto must stand; formats that failed the gate are marked."""
     refused = {(trial["kind"], trial["format"]) for trial in trials if not trial["taken"]}
-    rows = [BY_HAND]
+    rows = [(weights, *BY_HAND) for weights in sorted(WEIGHTS, key=lambda weights: weights != taken)]
     for place, values in CHANGED:
-        rows += [(*BY_HAND[:place], value, *BY_HAND[place + 1 :]) for value in values]
+        rows += [(taken, *BY_HAND[:place], value, *BY_HAND[place + 1 :]) for value in values]
     for weights, keys, tokens, drafts in rows:
         limits = EngineSettings(max_batch_tokens=tokens, max_sequences=256, speculation=drafts)
         allowed = ("weights", weights) not in refused and ("kv_cache", keys) not in refused
@@ -146,7 +146,7 @@ def compare(engines: Engines, name: str, rows: list[dict[str, Any]], seconds: fl
     """One workload: auto, auto without drafts, and all by hand, turn by turn."""
     auto, record = by_auto(requests_of(rows))
     off = replace(auto, name="auto, drafts off", limits=auto.limits.model_copy(update={"speculation": "off"}))
-    hand = list(by_hand(list(record["trials"])))
+    hand = list(by_hand(auto.weights, list(record["trials"])))
     results = [Result(one) for one in (auto, off, *hand)]
     for result in results:  # loads, and first calls set up thread pools
         run(engines.take(result.configuration), requests_of(rows[:2]))
@@ -202,10 +202,44 @@ def bars() -> Iterator[tuple[str, float, float]]:
     engine.adopt(EngineSettings(speculation="off"))
     prompts = engine.tokenizer.encode(structured.label(48), add_special_tokens=True)
     yield "extract: forced tokens over masks", structured.compare(engine, prompts, structured.EXTRACT)["gain"], 1.3
-    for name, (texts, labels) in structured.CLASSIFICATIONS.items():
-        prompts = engine.tokenizer.encode(texts(96), add_special_tokens=True)
-        for way, gain in structured.choice_gains(engine, prompts, labels).items():
-            yield f"classify {name}: {way} over masks", gain, 1.5
+
+
+def labels() -> Iterator[dict[str, Any]]:
+    """For each kind of labels and number of rows: every way to answer, its rows per second, tokens and steps."""
+    engine = Engine.load(str(demo_model_path()), device="cpu", dtype="bfloat16", memory=MEMORY, speculation="off")
+    for name, (texts, choices, most) in structured.CLASSIFICATIONS.items():
+        for rows in (most, FEW):
+            prompts = engine.tokenizer.encode(texts(rows), add_special_tokens=True)
+            yield {"labels": name, "rows": rows, **structured.choice_ways(engine, prompts, choices)}
+
+
+def label_line(one: dict[str, Any]) -> str:
+    ways = [one[way] for way in structured.WAYS]
+    gains = [f"{way['rows_per_s'] / ways[0]['rows_per_s']:.2f}" for way in ways[1:]]
+    cells = [one["labels"], one["rows"], f"{ways[0]['rows_per_s']:.1f}", *gains]
+    cells += [" / ".join(str(way[what]) for way in ways) for what in ("tokens", "steps")]
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def workload_table(found: list[dict[str, Any]]) -> Iterator[str]:
+    """Rows per second of every workload under every setting by hand, and what auto took."""
+    columns = list(BY_HAND_COLUMNS)
+    yield f"| workload | {' | '.join(columns)} | auto took | rows/s | of the best | of its drafts off |"
+    yield f"|{'---|' * (len(columns) + 5)}"
+    for one in found:
+        cells = [by_column(one, column) for column in columns]
+        name = f"`{one['workload']}`, {one['rows']} rows"
+        taken = [one["auto"], one["auto_rows_per_s"], one["auto_over_best"], one["off_over_auto"]]
+        yield f"| {' | '.join(map(str, [name, *cells, *taken]))} |"
+
+
+def by_column(one: dict[str, Any], column: str) -> str:
+    weights = one["auto"].partition(",")[0]
+    wanted = BY_HAND_COLUMNS[column].format(taken=weights)
+    for name, rate in one["by_hand"].items():
+        if name.removesuffix(" (refused)") == wanted:
+            return f"({rate})" if name.endswith("(refused)") else str(rate)
+    return ""
 
 
 def steps(engine: Engine, rows: list[tuple[str, int]], kind: str) -> int:
@@ -227,6 +261,19 @@ def line(one: dict[str, Any]) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
+BY_HAND_COLUMNS = {
+    "bfloat16": "native, bfloat16 keys, 512, off",
+    "int8": "int8, bfloat16 keys, 512, off",
+    "int4": "int4, bfloat16 keys, 512, off",
+    "int8 keys": "{taken}, int8 keys, 512, off",
+    "256 a step": "{taken}, bfloat16 keys, 256, off",
+    "2048 a step": "{taken}, bfloat16 keys, 2048, off",
+    "suffix drafts": "{taken}, bfloat16 keys, 512, suffix",
+}
+LABEL_HEADS = (
+    *("labels", "rows", "masks, rows/s", "times, rest forced", "times, scored"),
+    *("tokens a row: masks / forced / scored", "steps"),
+)
 HEADS = (
     *("workload", "rows", "auto took", "rows/s", "times off", "best by hand", "rows/s", "auto / best"),
     "predicted rows/s",
@@ -238,21 +285,40 @@ HEADS = (
 @click.option("--prompts", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Folder of NAME.jsonl.")
 @click.option("--repeats", type=int, default=3, show_default=True)
 @click.option("--seconds", type=float, default=450, show_default=True, help="For everything, about.")
-@click.option("--part", "parts", multiple=True, default=("bars", "workloads"), help="Repeatable; default: both.")
+@click.option("--part", "parts", multiple=True, default=PARTS, help="Repeatable; default: all.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="File for every figure, as JSON.")
+@click.option("--table", is_flag=True, help="Runs nothing: FILES of earlier runs as one Markdown table.")
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 def main(
-    names: tuple[str, ...], prompts: Path | None, repeats: int, seconds: float, parts: tuple[str, ...], out: Path | None
+    names: tuple[str, ...],
+    prompts: Path | None,
+    repeats: int,
+    seconds: float,
+    parts: tuple[str, ...],
+    out: Path | None,
+    table: bool,
+    files: tuple[Path, ...],
 ) -> None:
+    if table:
+        earlier = [one for file in files for one in json.loads(file.read_text(encoding="utf-8"))["workloads"]]
+        print("\n".join(workload_table(earlier)))
+        return
     names = names or tuple(RECIPES)
-    found: dict[str, Any] = {"workloads": [], "bars": {}}
+    found: dict[str, Any] = {"workloads": [], "bars": {}, "labels": []}
     for bar, reached, wanted in bars() if "bars" in parts else ():
         found["bars"][bar] = {"is": round(reached, 2), "bar": wanted}
         print(f"{bar}: {reached:.2f} (bar {wanted}{'' if reached >= wanted else ', missed'})", flush=True)
+    if "labels" in parts:
+        print(f"| {' | '.join(LABEL_HEADS)} |\n|{'---|' * len(LABEL_HEADS)}", flush=True)
+    for one in labels() if "labels" in parts else ():
+        found["labels"].append(one)
+        print(label_line(one), flush=True)
     left = seconds - (BAR_SECONDS if "bars" in parts else 0) - 12 * len(names)  # 12 s: the gate and the first calls
     if "workloads" not in parts:
         names = ()
     engines = Engines()
-    print(f"| {' | '.join(HEADS)} |\n|{'---|' * len(HEADS)}", flush=True)
+    if names:
+        print(f"| {' | '.join(HEADS)} |\n|{'---|' * len(HEADS)}", flush=True)
     for name in names:
         rows = tokenised(str(demo_model_path()), name, read_rows(name, prompts, None)).rows
         found["workloads"].append(compare(engines, name, rows, max(15.0, left / len(names)), repeats))

@@ -11,7 +11,7 @@ from batchgen.engine.grammar import Grammar
 from batchgen.engine.options import DEFAULT, SEQUENCES, STEP_TOKENS, Asked, Chosen, choose_settings
 from batchgen.engine.processor import Place
 from batchgen.engine.profile import NOTHING, workload_of
-from batchgen.engine.rates import Curve, Rates, built_in
+from batchgen.engine.rates import REFERENCE, Curve, Rates, built_in
 from batchgen.engine.rates_cache import entry_name, keep_rates, load_rates
 from batchgen.engine.request import Request, Sampling
 from batchgen.engine.spec import ModelSpec, RopeSpec
@@ -108,7 +108,7 @@ def test_the_step_is_the_smallest_that_costs_no_speed() -> None:
     found = chosen(label, memory=4 * 2**30)
     times = seconds(found, "max_batch_tokens")
     assert found.settings.max_batch_tokens == 512
-    assert times[512] <= 1.02 * min(times.values()) < times[256]
+    assert times[512] <= 1.04 * min(times.values()) < times[256]
     large = chosen(label, memory=4 * 2**30, max_batch_tokens=2048)
     assert found.predicted.first_row_seconds < large.predicted.first_row_seconds
 
@@ -116,7 +116,7 @@ def test_the_step_is_the_smallest_that_costs_no_speed() -> None:
 def test_a_slower_processor_takes_longer_and_chooses_alike() -> None:
     """Its speed is measured beside whatever else runs, so that choices must not hang on it."""
     asked = Asked({}, MEMORY, FORMATS)
-    slow = choose_settings(LONG_ANSWER, built_in(SPEC, "bfloat16", "cpu", 15e9), asked)
+    slow = choose_settings(LONG_ANSWER, built_in(SPEC, "bfloat16", "cpu", REFERENCE / 10), asked)
     assert slow.settings == chosen(LONG_ANSWER).settings
     assert slow.predicted.seconds == pytest.approx(10 * chosen(LONG_ANSWER).predicted.seconds)
 
