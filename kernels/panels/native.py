@@ -95,17 +95,18 @@ def linear(library: Any, x: Tensor, panels: Panels, bias: Tensor | None, dtype: 
 def multiply(entry: Any, x: Tensor, panels: Any, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """The product by an entry of the library; `panels` has the weight's `shape` and the `address` it is known by."""
     outputs, inputs = panels.shape
-    if x.shape[1] != inputs:
-        raise ValueError(f"quantised linear: x has {x.shape[1]} inputs, the weight {inputs}")
-    if not {x.dtype, dtype} <= NUMBERS:
+    rows, width = x.size(0), x.size(1)  # of what a tensor tells, this takes the least time
+    if width != inputs:
+        raise ValueError(f"quantised linear: x has {width} inputs, the weight {inputs}")
+    if x.dtype not in NUMBERS or dtype not in NUMBERS:
         return multiply(entry, x.float(), panels, bias, torch.float32).to(dtype)
     if x.stride(1) != 1:
         x = x.contiguous()
-    out = torch.empty((len(x), outputs), dtype=dtype)
-    if len(x):
+    out = torch.empty(rows, outputs, dtype=dtype)
+    if rows:
         call = Call(
             *(x.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr()),
-            *(len(x), x.stride(0), outputs, x.dtype == torch.bfloat16, dtype == torch.bfloat16),
+            *(rows, x.stride(0), outputs, x.dtype == torch.bfloat16, dtype == torch.bfloat16),
         )
         entry(ctypes.byref(panels.address), ctypes.byref(call))
     return out
