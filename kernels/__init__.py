@@ -47,6 +47,9 @@ class Kernels(Protocol):
     def rounding(self, weight: "Int8Weight | Int4Weight | Fp8Weight") -> "Rounding":
         """How this table rounds the activations that are multiplied with such a weight."""
 
+    def turns(self, inputs: int) -> bool:
+        """Whether 8-bit weights that are made at load should be turned, see kernels/panels."""
+
     def pack_int8(self, weight: "Int8Weight") -> Any:
         """The weight as `linear_int8` of this device reads it; made once at load, `weight` is not kept.
 

@@ -66,6 +66,9 @@ class GpuKernels(ReferenceKernels):
             return gpu_fp8.rounding(weight, self.choices)
         return gpu_int8.rounding(weight) if isinstance(weight, Int8Weight) else gpu_int4.rounding(weight, self.choices)
 
+    def turns(self, inputs: int) -> bool:
+        return False
+
     def pack_int8(self, weight: Int8Weight) -> Any:
         return gpu_int8.pack(weight, self.choices)
 

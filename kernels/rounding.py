@@ -11,7 +11,11 @@ LARGEST = {INT8: 127.0, E4M3: 448.0}  # the code of the largest number of a segm
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """`numbers`: own (as they are), bfloat16, or codes of int8 or e4m3 with a scale for every `segment` inputs."""
+    """`numbers`: own (as they are), bfloat16, or codes of int8 or e4m3 with a scale for every `segment` inputs.
+
+    `turned`: inputs that a Hadamard matrix mixes before, or 1.
+    """
 
     numbers: str
     segment: int = 0
+    turned: int = 1

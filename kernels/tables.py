@@ -25,8 +25,8 @@ from .linear_int8 import Int8Weight
 from .linear_int8.reference import linear_int8
 from .native.library import available, open_library
 from .native.memory import LargePages
+from .panels import TURNED, can_turn, segment_of
 from .panels import native as native_panels
-from .panels import segment_of
 from .panels.native import Panels
 from .rms_norm import native as native_rms_norm
 from .rms_norm.reference import add_rms_norm, rms_norm
@@ -68,10 +68,14 @@ class ReferenceKernels:
     def rounding(self, weight: Int8Weight | Int4Weight | Fp8Weight) -> Rounding:
         if isinstance(weight, Fp8Weight):
             return Rounding(BFLOAT16)
-        return Rounding(INT8, segment_of(weight.group, weight.shape[1]))
+        turned = isinstance(weight, Int8Weight) and weight.turned
+        return Rounding(INT8, segment_of(weight.group, weight.shape[1], turned), TURNED if turned else 1)
+
+    def turns(self, inputs: int) -> bool:
+        return can_turn(inputs)
 
     def pack_int8(self, weight: Int8Weight) -> Any:
-        segment_of(weight.group, weight.shape[1])
+        segment_of(weight.group, weight.shape[1], weight.turned)
         return weight
 
     def linear_int8(self, x: Tensor, weight: Any, bias: Tensor | None, dtype: torch.dtype) -> Tensor:

@@ -6,6 +6,7 @@ Knows what a checkpoint's tensor becomes in each format and which projections ma
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -26,36 +27,36 @@ from .tensors import TensorSource
 log = logging.getLogger(__name__)
 
 HEAD = "head"
-Quantise = Callable[[TensorSource, str, RoundingError], Stored]
+Quantise = Callable[[TensorSource, str, RoundingError, Kernels], Stored]
 
 
-def int8_weight(source: TensorSource, part: str, rounding: RoundingError) -> Stored:
-    """8-bit and 6-bit blocks as they are; anything else rounded, one scale for each output."""
+def int8_weight(source: TensorSource, part: str, rounding: RoundingError, kernels: Kernels) -> Stored:
+    """8-bit and 6-bit blocks as they are; anything else rounded, one scale for each output, turned if it pays."""
     stored = source.quantised()
     if stored is not None and isinstance(stored.weight, Int8Weight):
         return stored
-    return _rounded(source, part, rounding, to_int8)
+    return _rounded(source, part, rounding, partial(to_int8, turn=kernels.turns(source.shape[1])))
 
 
-def int4_weight(source: TensorSource, part: str, rounding: RoundingError) -> Stored:
+def int4_weight(source: TensorSource, part: str, rounding: RoundingError, kernels: Kernels) -> Stored:
     """What is stored in fewer than 8 bits as it is, any other head in 8 bits, anything else rounded to 4."""
     stored = source.quantised() if source.stored_bits < 8 else None
     if stored is not None:
         return stored
     if part == HEAD:
-        return int8_weight(source, part, rounding)
+        return int8_weight(source, part, rounding, kernels)
     if source.shape[1] % 2:
         raise ModelError(f"model.weights: int4 needs an even number of inputs, {part} has {source.shape[1]}; use int8")
     return _rounded(source, part, rounding, to_int4)
 
 
-def fp8_weight(source: TensorSource, part: str, rounding: RoundingError) -> Stored:
+def fp8_weight(source: TensorSource, part: str, rounding: RoundingError, kernels: Kernels) -> Stored:
     """8-bit floats as they are, any other head in whole numbers, anything else rounded, one scale for each output."""
     stored = source.quantised()
     if stored is not None and isinstance(stored.weight, Fp8Weight):
         return stored
     if part == HEAD:
-        return int8_weight(source, part, rounding)
+        return int8_weight(source, part, rounding, kernels)
     return _rounded(source, part, rounding, to_fp8)
 
 
@@ -113,7 +114,8 @@ class QuantisedBuilder:
         self._linears: list[QuantisedLinear] = []
 
     def weight(self, row: int, source: TensorSource) -> None:
-        self._weights[row] = self._target.quantise(source, self._part, self._target.errors)
+        target = self._target
+        self._weights[row] = target.quantise(source, self._part, target.errors, target.kernels)
         self._missing -= source.shape[0]
         if not self._missing:
             self._pack()
@@ -161,4 +163,5 @@ def _fields(weight: QuantisedWeight) -> list[tuple[str, object]]:
 def _layout(stored: Stored) -> tuple[object, ...]:
     """Weights that agree in this can be one."""
     weight, order = stored.weight, None if stored.order is None else stored.order.tolist()
-    return order, type(weight), weight.group, weight.shape[1], weight.scale.dtype, weight.minimum is None
+    turned = isinstance(weight, Int8Weight) and weight.turned
+    return order, type(weight), weight.group, weight.shape[1], weight.scale.dtype, weight.minimum is None, turned

@@ -1,9 +1,9 @@
-// Vectors of the KV formats made into numbers, and numbers turned; see the contract. Knows rows, not pages or heads.
+// Vectors of the KV formats made into numbers; see the contract. Knows rows, not pages or heads.
 #pragma once
 
 #include <cstdint>
 
-#include "../native/simd.h"
+#include "../native/hadamard.h"
 
 namespace batchgen {
 
@@ -90,41 +90,5 @@ struct ReadPlain {
         if (at < width) store_part(out + at, load_part(from + at, width - at), width - at);
     }
 };
-
-template <int H, size_t... LANE>
-inline Vec exchange(Vec v, std::index_sequence<LANE...>) {
-    return __builtin_shufflevector(v, v, (LANE ^ H)...);
-}
-
-// Sums and differences of lanes H apart, for every H below WIDTH.
-template <int H = 1>
-inline Vec turn_lanes(Vec v) {
-    if constexpr (H < WIDTH) {
-        const Vec other = exchange<H>(v, std::make_index_sequence<WIDTH>());
-        Ints lanes;
-        for (int lane = 0; lane < WIDTH; ++lane) lanes[lane] = lane & H;
-        return turn_lanes<2 * H>(lanes != 0 ? other - v : v + other);
-    } else {
-        return v;
-    }
-}
-
-// Each block of the largest power of two that divides `width`, times its orthonormal Hadamard matrix, in place.
-inline void turn(float* x, int width) {
-    const int block = width & -width;
-    int reach = 1;
-    if (block >= WIDTH) {
-        for (int at = 0; at < width; at += WIDTH) store(x + at, turn_lanes(load(x + at)));
-        reach = WIDTH;
-    }
-    const float norm = 1.0f / std::sqrt(float(block));
-    for (; reach < block; reach *= 2)
-        for (int first = 0; first < width; first += 2 * reach)
-            for (int i = first; i < first + reach; ++i) {
-                const float left = x[i], right = x[i + reach];
-                x[i] = left + right, x[i + reach] = left - right;
-            }
-    for (int i = 0; i < width; ++i) x[i] *= norm;
-}
 
 }  // namespace batchgen

@@ -7,10 +7,10 @@ faster version can be equal bit for bit.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from ..hadamard import hadamard
 from . import FORMATS, GROUP, KVFormat, turn_width
 
 LARGEST = 2.0**126
@@ -40,14 +40,7 @@ def decode(format: KVFormat, codes: Tensor, scales: Tensor, head_dim: int) -> Te
 
 def turn(vectors: Tensor) -> Tensor:
     """[..., D] float32 times the Hadamard matrix of each block of p elements. Turning twice gives the vectors back."""
-    shape, width = vectors.shape, turn_width(vectors.shape[-1])
-    reach = 1
-    while reach < width:
-        pairs = vectors.reshape(-1, 2, reach)
-        left, right = pairs[:, 0], pairs[:, 1]
-        vectors = torch.stack((left + right, left - right), 1)
-        reach *= 2
-    return vectors.reshape(shape) * float(np.float32(1) / np.sqrt(np.float32(width)))
+    return hadamard(vectors, turn_width(vectors.shape[-1]))
 
 
 def _scale(extent: Tensor, highest: float) -> tuple[Tensor, Tensor]:

@@ -18,12 +18,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Int8Weight:
-    """q [O, H] int8, -128 .. 127. scale and minimum [O, ceil(H / group)], both float16 or both float32."""
+    """q [O, H] int8, -128 .. 127. scale and minimum [O, ceil(H / group)], both float16 or both float32.
+
+    turned: they stand for the numbers turned, see kernels/panels; one scale for each output, H a multiple of 64.
+    """
 
     q: "Tensor"
     scale: "Tensor"
     minimum: "Tensor | None"
     group: int
+    turned: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -36,9 +40,10 @@ class Int8Weight:
 
     def values(self, rows: "Tensor | None" = None) -> "Tensor":
         """[O, H] float32, or only the given rows: what the numbers stand for."""
-        from ..panels.reference import dequantise
+        from ..panels.reference import dequantise, turned
 
-        if rows is None:
-            return dequantise(self.q, self.scale, self.minimum, self.group)
-        minimum = None if self.minimum is None else self.minimum[rows]
-        return dequantise(self.q[rows], self.scale[rows], minimum, self.group)
+        if rows is not None:
+            minimum = None if self.minimum is None else self.minimum[rows]
+            return Int8Weight(self.q[rows], self.scale[rows], minimum, self.group, self.turned).values()
+        values = dequantise(self.q, self.scale, self.minimum, self.group)
+        return turned(values) if self.turned else values

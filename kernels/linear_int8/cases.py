@@ -12,7 +12,7 @@ from ..chip import Chip
 from ..grouped import form_of
 from ..grouped.choice import Choices, narrow
 from ..grouped.layout import lay_out
-from ..panels.cases import SMOLLM2, Form, common_cases, expected, rounding, scales, speed_cases
+from ..panels.cases import SMOLLM2, Form, case, common_cases, expected, rounding, scales, speed_cases
 from ..rounding import INT8
 from . import Int8Weight
 
@@ -30,7 +30,7 @@ def make_weight(outputs: int, inputs: int, form: Form) -> Int8Weight:
     scale, group = scales(outputs, inputs, form, 128)
     q = torch.randint(-128, 128, (outputs, inputs), generator=generator(4), dtype=torch.int8)
     minimum = normal(tuple(scale.shape), scale.dtype, 6, inputs**-0.5) if form.minimum else None
-    return Int8Weight(q, scale, minimum, group)
+    return Int8Weight(q, scale, minimum, group, form.turned)
 
 
 def path(x: Tensor, weight: Int8Weight, bias: Tensor | None) -> str:
@@ -42,6 +42,8 @@ def path(x: Tensor, weight: Int8Weight, bias: Tensor | None) -> str:
 
 
 CHANNEL = Form(half=False, minimum=False)
+TURNED = Form(half=False, minimum=False, turned=True)
+TURNED_SHAPES = ((1, 64, 16), (7, 192, 33), (5, 256, 48), (70, 320, 51), (64, *SMOLLM2["qkv"]), (64, *SMOLLM2["down"]))
 FORMS = (
     ("groups of 32", Form(32, minimum=False)),
     ("groups of 16", Form(16, half=False, minimum=False)),
@@ -58,7 +60,10 @@ OP = Op(
     run,
     expected,
     TOLERANCE,
-    common_cases(make_weight, FORMS, CHANNEL, "tiles", tuple(SMOLLM2)),
+    (
+        *common_cases(make_weight, FORMS, CHANNEL, "tiles", tuple(SMOLLM2)),
+        *(case(make_weight, f"turned, {n} x {h} x {o}", n, h, o, TURNED, bias=True) for n, h, o in TURNED_SHAPES),
+    ),
     prepare=prepare,
     rounding=rounding,
     path=path,

@@ -16,14 +16,15 @@ from . import Int8Weight
 
 def rounding(weight: Int8Weight) -> Rounding:
     inputs = weight.shape[1]
-    return Rounding(INT8, inputs) if weight.group >= inputs and weight.minimum is None else Rounding(OWN)
+    whole = weight.group >= inputs and weight.minimum is None and not weight.turned
+    return Rounding(INT8, inputs) if whole else Rounding(OWN)
 
 
 def pack(weight: Int8Weight, choices: Choices) -> Any:
-    """The weight for `Narrow` or `Wide`, or as it is where its groups fit no plane."""
+    """The weight for `Narrow` or `Wide`, or as it is where its groups fit no plane or it is turned."""
     inputs, rule = weight.shape[1], rounding(weight)
     form = form_of(8, weight.group, inputs)
-    if form is None:
+    if form is None or weight.turned:
         return Loose(weight)
     laid_out = lay_out(INT8, weight.q, weight.scale, weight.minimum, weight.group, inputs, form)
     return Narrow(laid_out, choices, rule) if rule.numbers == INT8 else Wide(laid_out, choices)

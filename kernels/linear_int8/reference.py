@@ -4,10 +4,12 @@ import torch
 from torch import Tensor
 
 from ..panels import segment_of
-from ..panels.reference import linear
+from ..panels.reference import dequantise, linear, turned
 from . import Int8Weight
 
 
 def linear_int8(x: Tensor, weight: Int8Weight, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """x [T, H] times the weight [O, H] transposed, plus bias, as [T, O]; see the contract."""
-    return linear(x, weight.values(), bias, segment_of(weight.group, weight.shape[1]), dtype)
+    segment = segment_of(weight.group, weight.shape[1], weight.turned)
+    values = dequantise(weight.q, weight.scale, weight.minimum, weight.group)
+    return linear(turned(x) if weight.turned else x, values, bias, segment, dtype)

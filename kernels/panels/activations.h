@@ -4,6 +4,7 @@
 
 #include <limits>
 
+#include "../native/hadamard.h"
 #include "weight.h"
 
 namespace batchgen {
@@ -11,6 +12,10 @@ namespace {
 
 constexpr float SMALLEST = 7.8886090522101181e-31f;  // 2^-100; segments that stay below are zero
 constexpr int32_t SIZE_BITS = 0x7fffffff, INFINITE = 0x7f800000;
+constexpr int TURNED = 64;                 // numbers of a Hadamard matrix
+constexpr int64_t TURNED_AT_ONCE = 6144;  // numbers that stay near the core until they are rounded
+
+struct ForTurned;
 
 // Where the codes and numbers of segments go that lie one behind the other.
 struct Rounded {
@@ -125,23 +130,37 @@ inline void add_groups(const Weight& weight, const float* values, float* sums) {
     }
 }
 
+// The rows token .. end of activations; x is the first of them.
 template <class T>
-void quantise(const Weight& weight, const Call& call, const Activations& to, int64_t token, int64_t end) {
+void round_rows(const Weight& weight, const T* x, int64_t stride, const Activations& to, int64_t token, int64_t end) {
     const int64_t segments = weight.segments(), size = weight.segment;
     const bool regular = size % WIDTH == 0 && weight.inputs % size == 0;
-    const bool together = regular && call.x_stride == weight.inputs;  // rows one behind the other are one long row
-    for (int64_t step = together ? end - token : 1; token < end; token += step) {
-        const T* x = static_cast<const T*>(call.x) + token * call.x_stride;
+    const bool together = regular && stride == weight.inputs;  // rows one behind the other are one long row
+    for (int64_t step = together ? end - token : 1; token < end; token += step, x += stride) {
         const int64_t first = token * segments;
         const Rounded out{to.codes + token * to.code_stride, to.scale + first, to.offsets + first,
                           to.values ? to.values + first : nullptr};
-        if (!regular)
-            round_row(weight, x, out);
-        else
+        if (regular)
             round_segments(x, step * segments, size, int32_t(weight.zero), out);
+        else
+            round_row(weight, x, out);
         if (!to.values || weight.one_to_one()) continue;
         for (int64_t row = token; row < token + step; ++row)
             add_groups(weight, to.values + row * segments, to.sums + row * weight.groups);
+    }
+}
+
+template <class T>
+void quantise(const Weight& weight, const Call& call, const Activations& to, int64_t token, int64_t end) {
+    const T* x = static_cast<const T*>(call.x) + token * call.x_stride;
+    if (!weight.turned) return round_rows(weight, x, call.x_stride, to, token, end);
+    const int64_t inputs = weight.inputs, most = std::max<int64_t>(1, TURNED_AT_ONCE / inputs);
+    float* turned = reinterpret_cast<float*>(room<ForTurned>(most * inputs * int64_t(sizeof(float))));
+    while (token < end) {
+        const int64_t first = token, stop = std::min(token + most, end);
+        for (float* out = turned; token < stop; ++token, x += call.x_stride, out += inputs)
+            for (int64_t at = 0; at < inputs; at += TURNED) turn_block<TURNED>(x + at, out + at);
+        round_rows<float>(weight, turned, inputs, to, first, stop);
     }
 }
 

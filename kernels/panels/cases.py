@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..case import Arguments, Case, Results, generator, normal
+from ..hadamard import hadamard
 from ..rounding import BFLOAT16, INT8, LARGEST, OWN, Rounding
 
 ROWS = (*range(1, 41), 63, 64, 65, 257)
@@ -23,6 +24,7 @@ class Form:
     half: bool = True
     minimum: bool = True
     symmetric: bool = False
+    turned: bool = False
 
 
 MakeWeight = Callable[[int, int, Form], Any]
@@ -105,7 +107,7 @@ def rounded(x: Tensor, rule: Rounding) -> Tensor:
         return x.double()
     if rule.numbers == BFLOAT16:
         return x.bfloat16().double()
-    parts = [_segment(part, rule.numbers) for part in x.float().split(rule.segment, 1)]
+    parts = [_segment(part, rule.numbers) for part in hadamard(x.float(), rule.turned).split(rule.segment, 1)]
     return torch.cat(parts, 1)
 
 

@@ -18,7 +18,7 @@ from ..linear_int4 import Int4Weight, unpacked
 from ..linear_int8 import Int8Weight
 from ..native.memory import LargePages
 from . import OUTPUTS, segment_of
-from .reference import dequantise
+from .reference import dequantise, turned
 
 INT8_ZERO, INT4_ZERO = 128, 8
 NUMBERS = {torch.float32, torch.bfloat16}  # of inputs and outputs in the library; others pass through float32
@@ -29,7 +29,7 @@ class _Weight(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("codes", "scale", "minimum")),
         *((name, ctypes.c_int64) for name in ("outputs", "inputs", "groups", "group", "segment")),
-        *((name, ctypes.c_int64) for name in ("bits", "halves", "zero")),
+        *((name, ctypes.c_int64) for name in ("bits", "halves", "zero", "turned")),
     )
 
 
@@ -53,6 +53,7 @@ class Panels:
     group: int
     bits: int
     zero: int
+    turned: bool
     address: _Weight
 
     def values(self, rows: Tensor) -> Tensor:
@@ -63,7 +64,8 @@ class Panels:
             codes = torch.stack([codes & 15, codes >> 4], dim=2)
         whole = codes.flatten(1)[:, : self.shape[1]].to(torch.int16) - self.zero
         minimum = None if self.minimum is None else self.minimum[panel, :, lane]
-        return dequantise(whole, self.scale[panel, :, lane], minimum, self.group)
+        values = dequantise(whole, self.scale[panel, :, lane], minimum, self.group)
+        return turned(values) if self.turned else values
 
     def num_bytes(self) -> int:
         return sum(part.nbytes for part in (self.codes, self.scale, self.minimum) if part is not None)
@@ -146,12 +148,12 @@ def _panels(
     codes: Tensor, minimum: Tensor | None, weight: Int8Weight | Int4Weight, memory: LargePages, bits: int, zero: int
 ) -> Panels:
     outputs, inputs = weight.shape
-    group = min(weight.group, inputs)
+    group, turned = min(weight.group, inputs), isinstance(weight, Int8Weight) and weight.turned
     scale = by_panel(weight.scale, memory)
     minimum = None if minimum is None else by_panel(minimum, memory)
     address = _Weight(
         *(codes.data_ptr(), scale.data_ptr(), None if minimum is None else minimum.data_ptr()),
-        *(outputs, inputs, scale.shape[1], group, segment_of(group, inputs)),
-        *(bits, scale.dtype == torch.float16, zero),
+        *(outputs, inputs, scale.shape[1], group, segment_of(group, inputs, turned)),
+        *(bits, scale.dtype == torch.float16, zero, turned),
     )
-    return Panels(codes, scale, minimum, weight.shape, group, bits, zero, address)
+    return Panels(codes, scale, minimum, weight.shape, group, bits, zero, turned, address)

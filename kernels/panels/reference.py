@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from . import SEGMENT
+from ..hadamard import hadamard
+from . import SEGMENT, TURNED
 
 SMALLEST = 2.0**-100  # the largest number of a segment that counts as zero lies below
 
@@ -25,6 +26,11 @@ def rounded(x: Tensor, segment: int = SEGMENT) -> Tensor:
     """x [T, H] as the quantised linears see it, float32."""
     codes, scale = quantise(x, segment)
     return (codes * scale.unsqueeze(-1)).flatten(1)[:, : x.shape[1]]
+
+
+def turned(x: Tensor) -> Tensor:
+    """x [T, H] turned, float32; done twice, it gives x back."""
+    return hadamard(x.float(), TURNED)
 
 
 def dequantise(codes: Tensor, scale: Tensor, minimum: Tensor | None, group: int) -> Tensor:

@@ -16,6 +16,7 @@ struct Weight {
     const void* minimum;  // alike, or null
     int64_t outputs, inputs, groups, group, segment;  // group and segment: inputs, multiples of 4 unless there is one
     int64_t bits, halves, zero;                       // halves: scale and minimum are float16; value: code - zero
+    int64_t turned;                                   // inputs are a multiple of TURNED
 
     int64_t quads() const { return (inputs + 3) / 4; }
     int64_t segments() const { return (inputs + segment - 1) / segment; }

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 
 import gguf
@@ -25,7 +26,9 @@ from batchgen.engine.decoder import Decoder, load_decoder
 from batchgen.engine.linear import QuantisedLinear, SideBySide
 from batchgen.engine.spec import ModelError
 from batchgen.engine.weights.blocks import BLOCK_TYPES
+from batchgen.engine.weights.formats import _layout
 from batchgen.engine.weights.quantise import group_size, to_fp8, to_int4, to_int8
+from batchgen.engine.weights.repack import Stored, stacked
 from batchgen.engine.weights.tensors import PackedTensor
 from batchgen.kernels import Kernels
 from batchgen.kernels.linear_int4 import Int4Weight
@@ -78,6 +81,20 @@ def test_int8_errs_by_half_a_step() -> None:
     weight = to_int8(values)
     assert weight.q.abs().amax(1).tolist() == [127] * 3 + [0] + [127] * 5
     assert ((weight.values() - values).abs() <= weight.scale * 0.5001).all()
+
+
+def test_turned_int8_errs_less_where_a_weight_stands_out() -> None:
+    values = torch.randn(9, 192, generator=torch.Generator().manual_seed(1))
+    values[:, 5] *= 20
+    whole, turned = (float((to_int8(values, turn=turn).values() - values).square().mean()) for turn in (False, True))
+    assert turned < whole / 3
+
+
+def test_projections_turned_and_not_stand_side_by_side() -> None:
+    values = torch.randn(4, 64)
+    stored = [Stored(to_int8(values, turn=turn)) for turn in (False, True, True)]
+    assert [len(list(alike)) for _, alike in groupby(stored, key=_layout)] == [1, 2]
+    assert torch.equal(stacked([stored[1].weight, stored[2].weight]).values(), stored[1].weight.values().repeat(2, 1))
 
 
 def test_fp8_errs_by_a_sixteenth() -> None:
@@ -209,7 +226,7 @@ def test_a_tied_head_is_the_embedding_too(weights: str, tmp_path: Path) -> None:
     decoder = load(folder, weights)
     table = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
     rows = decoder._embedding.rows(torch.arange(len(table)))
-    assert torch.equal(rows, to_int8(table).values())
+    assert torch.equal(rows, to_int8(table, turn=True).values())
     assert isinstance(decoder._head, QuantisedLinear)
     assert decoder._head(torch.zeros(1, 64, dtype=torch.bfloat16)).dtype == torch.float32
 

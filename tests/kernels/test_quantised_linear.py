@@ -6,6 +6,7 @@ import pytest
 import torch
 from backends import NATIVE, each_backend
 
+from batchgen.engine.weights.quantise import to_int8
 from batchgen.kernels import Kernels
 from batchgen.kernels.case import normal
 from batchgen.kernels.linear_fp8.cases import make_weight as fp8
@@ -13,7 +14,7 @@ from batchgen.kernels.linear_int4 import Int4Weight, packed, unpacked
 from batchgen.kernels.linear_int4.cases import make_weight as int4
 from batchgen.kernels.linear_int8 import Int8Weight
 from batchgen.kernels.linear_int8.cases import make_weight as int8
-from batchgen.kernels.panels import SEGMENT, segment_of
+from batchgen.kernels.panels import SEGMENT, can_turn, segment_of
 from batchgen.kernels.panels.cases import Form
 from batchgen.kernels.panels.reference import quantise, rounded
 
@@ -113,7 +114,8 @@ def test_threads_change_no_answer(kernels: Kernels) -> None:
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_rows_of_a_packed_weight(kernels: Kernels, group: int, symmetric: bool) -> None:
     rows = torch.tensor([50, 0, 17, 17, 15])
-    for weight in (int8(51, 102, Form(group)), int8(51, 101, Form(group, minimum=False))):
+    turned = int8(51, 128, Form(minimum=False, turned=True))
+    for weight in (int8(51, 102, Form(group)), int8(51, 101, Form(group, minimum=False)), turned):
         assert torch.equal(kernels.pack_int8(weight).values(rows), weight.values()[rows])
     weight4 = int4(51, 102, Form(group, symmetric=symmetric))
     assert torch.equal(kernels.pack_int4(weight4).values(rows), weight4.values()[rows])
@@ -131,6 +133,38 @@ def test_bytes_and_nibbles() -> None:
 )
 def test_segments(group: int, inputs: int, segment: int) -> None:
     assert segment_of(group, inputs) == segment
+
+
+@pytest.mark.parametrize(("inputs", "segment"), [(64, 64), (576, 192), (1536, 256), (896, 128), (320, 64)])
+def test_segments_of_turned_weights(inputs: int, segment: int) -> None:
+    assert can_turn(inputs)
+    assert segment_of(inputs, inputs, turned=True) == segment
+
+
+@each_backend
+def test_turning_spreads_a_number_that_stands_out(kernels: Kernels) -> None:
+    x, values = normal((5, 192), torch.float32, 1), normal((48, 192), torch.float32, 2, 0.1)
+    x[:, 100] *= 30
+    values[:, 7] *= 30
+    exact = x @ values.T
+
+    def lost(turn: bool) -> float:
+        out = kernels.linear_int8(x, kernels.pack_int8(to_int8(values, turn=turn)), None, torch.float32)
+        return float((out - exact).square().mean().sqrt())
+
+    assert lost(turn=True) < lost(turn=False) / 3
+
+
+@each_backend
+def test_a_token_of_a_turned_weight_that_is_not_finite(kernels: Kernels) -> None:
+    x = normal((9, 192), torch.float32, 1)
+    weight = kernels.pack_int8(int8(51, 192, Form(half=False, minimum=False, turned=True)))
+    fine = kernels.linear_int8(x, weight, None, torch.float32)
+    x[4, 5] = torch.inf
+    out = kernels.linear_int8(x, weight, None, torch.float32)
+    assert out[4].isnan().all()
+    others = [row for row in range(9) if row != 4]
+    assert torch.equal(out[others], fine[others])
 
 
 @each_backend

@@ -8,7 +8,7 @@ reads a shared prefix once for every row, `top` asks for log-probabilities of so
 
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,32 +19,34 @@ from batchgen.engine import Engine, Request, Sampling, items
 from batchgen.kernels.linear_int4 import Int4Weight
 from batchgen.kernels.linear_int8 import Int8Weight
 from batchgen.kernels.panels import segment_of
-from batchgen.kernels.panels.reference import linear
+from batchgen.kernels.panels.reference import linear, turned
 from batchgen.kernels.tables import TABLES, ReferenceKernels
 
 
 @dataclass(frozen=True, slots=True)
 class Expanded:
-    """A quantised weight as the numbers it stands for, [O, H] float32, and inputs to a scale of the activations."""
+    """A quantised weight as its numbers, [O, H] float32, turned if it is, and inputs to a scale of the activations."""
 
     numbers: Tensor
     segment: int
+    turned: bool = False
 
     def values(self, rows: Tensor) -> Tensor:
-        return self.numbers[rows]
+        return turned(self.numbers[rows]) if self.turned else self.numbers[rows]
 
 
 class ExpandedReference(ReferenceKernels):
     """The references; a quantised weight is expanded once at load rather than at every product."""
 
     def pack_int8(self, weight: Int8Weight) -> Expanded:
-        return Expanded(weight.values(), segment_of(weight.group, weight.shape[1]))
+        segment = segment_of(weight.group, weight.shape[1], weight.turned)
+        return Expanded(replace(weight, turned=False).values(), segment, weight.turned)
 
     def pack_int4(self, weight: Int4Weight) -> Expanded:
         return Expanded(weight.values(), segment_of(weight.group, weight.shape[1]))
 
     def linear_int8(self, x: Tensor, weight: Expanded, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        return linear(x, weight.numbers, bias, weight.segment, dtype)
+        return linear(turned(x) if weight.turned else x, weight.numbers, bias, weight.segment, dtype)
 
     linear_int4 = linear_int8
 

@@ -1,0 +1,65 @@
+// Vectors times orthonormal Hadamard matrices: sums and differences of neighbours, then of pairs, and so on, in float32.
+// Knows numbers side by side, not what they are.
+#pragma once
+
+#include "simd.h"
+
+namespace batchgen {
+
+template <int H, size_t... LANE>
+inline Vec exchange(Vec v, std::index_sequence<LANE...>) {
+    return __builtin_shufflevector(v, v, (LANE ^ H)...);
+}
+
+// Sums and differences of lanes H apart, for every H below WIDTH.
+template <int H = 1>
+inline Vec turn_lanes(Vec v) {
+    if constexpr (H < WIDTH) {
+        const Vec other = exchange<H>(v, std::make_index_sequence<WIDTH>());
+        Ints lanes;
+        for (int lane = 0; lane < WIDTH; ++lane) lanes[lane] = lane & H;
+        return turn_lanes<2 * H>(lanes != 0 ? other - v : v + other);
+    } else {
+        return v;
+    }
+}
+
+// Each block of the largest power of two that divides `width`, times its orthonormal Hadamard matrix, in place.
+inline void turn(float* x, int width) {
+    const int block = width & -width;
+    int reach = 1;
+    if (block >= WIDTH) {
+        for (int at = 0; at < width; at += WIDTH) store(x + at, turn_lanes(load(x + at)));
+        reach = WIDTH;
+    }
+    const float norm = 1.0f / std::sqrt(float(block));
+    for (; reach < block; reach *= 2)
+        for (int first = 0; first < width; first += 2 * reach)
+            for (int i = first; i < first + reach; ++i) {
+                const float left = x[i], right = x[i + reach];
+                x[i] = left + right, x[i + reach] = left - right;
+            }
+    for (int i = 0; i < width; ++i) x[i] *= norm;
+}
+
+// The same for one block of a size that is known, T to float32.
+template <int BLOCK, class T>
+BATCHGEN_INLINE void turn_block(const T* x, float* out) {
+    constexpr int VECTORS = BLOCK / WIDTH;
+    Vec rows[VECTORS];
+#pragma GCC unroll 16
+    for (int i = 0; i < VECTORS; ++i) rows[i] = turn_lanes(load(x + i * WIDTH));
+#pragma GCC unroll 4
+    for (int reach = 1; reach < VECTORS; reach *= 2)
+#pragma GCC unroll 16
+        for (int i = 0; i < VECTORS; ++i) {
+            if (i & reach) continue;
+            const Vec left = rows[i], right = rows[i + reach];
+            rows[i] = left + right, rows[i + reach] = left - right;
+        }
+    const Vec norm = splat(1.0f / std::sqrt(float(BLOCK)));
+#pragma GCC unroll 16
+    for (int i = 0; i < VECTORS; ++i) store(out + i * WIDTH, rows[i] * norm);
+}
+
+}  // namespace batchgen
