@@ -6,6 +6,7 @@ Knows decoders and token ids; which format is taken because of these numbers is 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -47,11 +48,18 @@ class Accuracy:
         return math.expm1(self.candidate_loss - self.reference_loss)
 
 
+class PlacedModel(Model, Protocol):
+    """A model that lies on one device."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A model in one number format: its decoder, the ops it runs on, and how its keys and values are kept."""
 
-    model: Model
+    model: PlacedModel
     kernels: Kernels
     kv_shape: KVShape
 
@@ -87,7 +95,8 @@ def trace(candidate: Candidate, texts: Sequence[Sequence[int]]) -> Trace:
         for index, (text, choice) in enumerate(zip(texts, choices, strict=True))
     )
     sizes = [_blocks(len(text)) - start // BLOCK_SIZE for text, start in zip(texts, starts, strict=True)]
-    pages = KVPages(candidate.kv_shape, sum(sizes[:1]) + max(sizes[1:], default=0), BLOCK_SIZE, torch.device("cpu"))
+    device = candidate.model.device
+    pages = KVPages(candidate.kv_shape, sum(sizes[:1]) + max(sizes[1:], default=0), BLOCK_SIZE, device)
     tables = [
         np.concatenate([np.arange(start // BLOCK_SIZE), np.arange(size) + (sizes[0] if index else 0)])
         for index, (start, size) in enumerate(zip(starts, sizes, strict=True))
@@ -116,7 +125,7 @@ def difference(
             rows = slice(at, min(at + step, len(text) - start - 1))
             targets = torch.tensor(list(text[start + rows.start + 1 : start + rows.stop + 1]))
             left, right = (trace.logits(trace.hidden[index][rows])[:, :vocabulary] for trace in (reference, candidate))
-            sums += _compare_logits(left, right, targets)
+            sums += _compare_logits(left, right, targets.to(left.device))
     if not sums[0]:
         raise ValueError("the texts hold no token to predict; give longer ones")
     total, means = int(sums[0]), sums[1:] / sums[0]
@@ -172,12 +181,13 @@ def _batch(candidate: Candidate, piece: Sequence[int], start: int, length: int, 
         queries=np.arange(len(piece)),
         positions=positions,
     )
-    choice = candidate.model.rope_choice(length)
+    choice, device = candidate.model.rope_choice(length), candidate.model.device
+    slots = table[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
     return Batch(
-        tokens=torch.tensor(list(piece)),
-        positions=torch.from_numpy(positions),
-        slots=torch.from_numpy(table[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE),
-        rope_choice=torch.full((len(piece),), choice),
+        tokens=torch.tensor(list(piece), device=device),
+        positions=torch.from_numpy(positions).to(device),
+        slots=torch.from_numpy(slots).to(device),
+        rope_choice=torch.full((len(piece),), choice, device=device),
         attention=candidate.kernels.plan_attention(items, BLOCK_SIZE),
-        sampled=torch.arange(len(piece)),
+        sampled=torch.arange(len(piece), device=device),
     )

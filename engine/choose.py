@@ -12,7 +12,7 @@ from ..kernels.kv_format import FORMATS
 from ..kernels.linear_fp8 import Fp8Weight
 from ..kernels.linear_int4 import Int4Weight
 from ..kernels.linear_int8 import Int8Weight
-from .checkpoint import Checkpoint, ModelError, open_checkpoint
+from .checkpoint import Checkpoint, open_checkpoint
 from .config import EngineSettings
 from .decoder import Decoder, load_decoder
 from .device import load_kernels, resolve_device
@@ -68,7 +68,7 @@ def choose_formats(
     def load(name: str) -> Decoder:
         return load_decoder(checkpoint, number_format, place, ops, name)
 
-    def answer(model: Decoder) -> Texts:
+    def answer(model: Decoder) -> Texts | None:
         return _answers(model, checkpoint, load_tokenizer(tokenizer or path, revision), ops, prompts())
 
     if (question.weight_trials or question.kv_trials) and not _fits_unquantised(checkpoint, number_format, place):
@@ -112,9 +112,9 @@ def _fits_unquantised(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.
 
 def _answers(
     model: Decoder, checkpoint: Checkpoint, tokenizer: object, kernels: Kernels, prompts: Iterable[Sequence[int]]
-) -> Texts:
-    """The prompts that are measured on, each with the model's greedy answer. Raises ModelError when none has one."""
-    chosen = select_prompts(prompts)
+) -> Texts | None:
+    """The prompts that are measured on, each with the model's greedy answer; None when none has one."""
+    chosen = select_prompts(prompts, min(LONGEST, model.spec.context_length - ANSWER_TOKENS))
     room = sum(-(-(len(prompt) + ANSWER_TOKENS) // 16) + 1 for prompt in chosen) * 16
     memory = max(room * model.kv_shape().bytes_per_token, 1 << 16)
     engine = Engine(model, checkpoint, tokenizer, kernels, EngineSettings(memory=memory))  # type: ignore[arg-type]
@@ -123,17 +123,17 @@ def _answers(
     done = sorted(engine.run(requests), key=lambda completion: completion.key)
     texts = [(chosen[row.key], row.samples[0].tokens) for row in done if row.error is None and row.samples[0].tokens]
     if not texts:
-        raise ModelError("model.weights: none of the first rows has an answer to measure on; name a format")
+        return None
     tokens = tuple((*prompt, *answer) for prompt, answer in texts)
     return Texts(tokens, tuple(len(prompt) for prompt, _ in texts), engine.bounds.vocabulary)
 
 
-def select_prompts(prompts: Iterable[Sequence[int]]) -> list[tuple[int, ...]]:
-    """The first prompts, cut to LONGEST, as long as the tokens they do not share with the first one are few."""
+def select_prompts(prompts: Iterable[Sequence[int]], longest: int = LONGEST) -> list[tuple[int, ...]]:
+    """The first prompts, cut to `longest`, as long as the tokens they do not share with the first one are few."""
     chosen: list[tuple[int, ...]] = []
     left = MOST_TOKENS
     for prompt in prompts:
-        cut = tuple(prompt[:LONGEST])
+        cut = tuple(prompt[: max(0, longest)])
         shared = next((i for i, (a, b) in enumerate(zip(chosen[0], cut, strict=False)) if a != b), 0) if chosen else 0
         left -= len(cut) - shared
         if chosen and left < 0:

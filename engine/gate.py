@@ -70,7 +70,7 @@ class Choice:
 
 
 Load = Callable[[str], Decoder]
-Answer = Callable[[Decoder], Texts]
+Answer = Callable[[Decoder], Texts | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +89,15 @@ class Question:
 def choose(question: Question, load: Load, answer: Answer, kernels: Kernels) -> Choice:
     """Tries formats one after the other; every model is let go before the next is loaded.
 
-    `answer`: texts of the unquantised model, which are what all of them are compared on.
+    `answer`: texts of the unquantised model, which are what all of them are compared on; None where it has none.
     """
     if not (question.weight_trials or question.kv_trials):
         return Choice(_unless_auto(question.weights, NATIVE), question.kv_cache)
     model = load(NATIVE)
     texts = answer(model)
+    if texts is None:
+        note = "not measured: none of the first rows has an answer to measure on"
+        return Choice(_unless_auto(question.weights, NATIVE), question.kv_cache, note=note)
     seen = _trace(model, texts, kernels, "auto")
     del model
     trials: list[dict[str, Any]] = []

@@ -75,12 +75,15 @@ def with_formats(job: Job, formats: Mapping[str, Any]) -> Job:
 
 
 def first_requests(source: Source, renderer: Renderer) -> Iterable[Request]:
-    """Those of the first rows of the input that can be asked."""
+    """Those of the first FIRST_ROWS of the input that can be asked."""
+    left = FIRST_ROWS
     for batch in source.batches(columns=sorted(renderer.columns)):
-        for outcome in renderer.render(batch.slice(0, FIRST_ROWS)):
+        for outcome in renderer.render(batch.slice(0, left)):
             if isinstance(outcome, Request) and outcome.error is None:
                 yield outcome
-        return
+        left -= batch.num_rows
+        if left <= 0:
+            return
 
 
 def describe_formats(formats: Mapping[str, Any]) -> list[str]:

@@ -61,11 +61,11 @@ class Generation:
         self.sampling, self.origins = resolve_sampling(job, models)
         tokenizer = self._tokenizer = models.tokenizer(job)
         require_known_tokens(job, self.sampling, tokenizer.size)
-        written, self.arrangement = arranged(job, source, output.manifest.prompt_order)
+        self._written, self.arrangement = arranged(job, source, output.manifest.prompt_order)
         if job.prompt.reorder:
             output.manifest.prompt_order = asdict(self.arrangement)
             output.save()
-        self.renderer = make_renderer(written, models, self.sampling, tokenizer, output.manifest.template_date)
+        self.renderer = make_renderer(self._written, models, self.sampling, tokenizer, output.manifest.template_date)
         require_columns(self.renderer, source.schema)
         self._prefix = job.output.prefix
         self._last_error: str | None = None
@@ -73,11 +73,14 @@ class Generation:
         self._log_pause = _LOG_SECONDS[0]
         self._next_log = time.monotonic() + self._log_pause
 
-    def load(self, loaded: LoadedOnce) -> None:
-        """Loads the model unless it is there, and stores in the manifest what this run resolved to."""
-        work = Work(self._source.num_rows, self.sampling.max_tokens * self.sampling.n)
+    def load(self, loaded: LoadedOnce, num_rows: int) -> None:
+        """Loads the model unless it is there, and stores in the manifest what this run resolved to.
+
+        `num_rows`: how many it will ask; for what they are worth measurements are made.
+        """
+        work = Work(num_rows, self.sampling.max_tokens * self.sampling.n)
         first = list(self._first_requests())
-        situation = Situation.of(self._job, self._models, first, self._source.num_rows)
+        situation = Situation.of(self._job, self._models, first, num_rows)
         stored = self._output.manifest.formats
         self.formats = settle_formats(
             self._job, self._models, stored, lambda: [row.prompt for row in first], work, situation.shares
@@ -104,7 +107,7 @@ class Generation:
     def _first_requests(self) -> Iterable[Request]:
         """By a renderer of their own: this one counts what it renders."""
         date = self._output.manifest.template_date
-        renderer = make_renderer(self._job, self._models, self.sampling, self._tokenizer, date)
+        renderer = make_renderer(self._written, self._models, self.sampling, self._tokenizer, date)
         return first_requests(self._source, renderer)
 
     def run(self, todo: NDArray[np.bool_], displays: Sequence[Display], stopping: Callable[[], bool]) -> None:

@@ -198,7 +198,7 @@ class Session:
             loading = [] if self._engine.is_loaded else [f"loading {job.model.path}"]
             print(*step, *loading, sep=": ", file=sys.stderr, flush=True)
         known = self._engine.is_loaded
-        generation.load(self._engine)
+        generation.load(self._engine, int(todo.sum()))
         self.stop.check()
         if not self.options.quiet:
             self._tell(job, generation, known)

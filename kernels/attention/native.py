@@ -11,7 +11,7 @@ from torch import Tensor
 from ..kv_format import MAX_NATIVE_HEAD_DIM, NATIVE, LayerPages, Pages
 from ..native.library import NUMBERS, arguments
 from . import AttentionItems, Ints, Masking, reference
-from .tasks import Tasks, expand, make_tasks
+from .tasks import MAX_LANES, Tasks, expand, make_tasks
 
 
 class _Plan(ctypes.Structure):
@@ -71,13 +71,18 @@ def plan_attention(items: AttentionItems, block_size: int) -> NativePlan:
 
 
 def attention(library: Any, query: Tensor, pages: LayerPages, plan: NativePlan, masking: Masking) -> Tensor:
-    """[T, Q, D] attended over the pages of a layer; see the contract. Raises ValueError for heads above 512 wide."""
+    """[T, Q, D] attended over the pages of a layer; see the contract. Raises ValueError for heads above 512
+    wide, and for more than 256 query heads to a key head.
+    """
     if query.dtype not in NUMBERS or not {pages.keys.format.name, pages.values.format.name} <= NATIVE:
         return reference.attention(query, pages, plan.reference, masking)
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads = pages.num_kv_heads
     if head_dim > MAX_NATIVE_HEAD_DIM:
         raise ValueError(f"attention: heads of {head_dim} numbers, native kernels take {MAX_NATIVE_HEAD_DIM} at most")
+    if num_heads > MAX_LANES * num_kv_heads:
+        heads = f"{num_heads} query heads to {num_kv_heads} key heads"
+        raise ValueError(f"attention: {heads}, native kernels take {MAX_LANES} to one at most")
     if query.stride(2) != 1:
         query = query.contiguous()
     out = torch.empty(query.shape, dtype=query.dtype)

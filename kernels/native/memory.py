@@ -5,6 +5,7 @@ decode step take an eighth longer.
 """
 
 import mmap
+from contextlib import suppress
 from math import prod
 
 import torch
@@ -42,5 +43,6 @@ def _ask(num_bytes: int) -> Tensor:
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(num_bytes, dtype=torch.uint8)
     pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    pages.madvise(mmap.MADV_HUGEPAGE)
+    with suppress(OSError):  # Python was built on a system that has them, this one was not
+        pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=torch.uint8)

@@ -39,6 +39,10 @@ def _strided(dtype: torch.dtype) -> Arguments:
     return normal((13, 5, 96), dtype, 3)[:, :3, ::2], normal((48,), dtype, 4)
 
 
+def _strided_weight(dtype: torch.dtype) -> Arguments:
+    return normal((3, 4096), dtype, 6), normal((8192,), dtype, 7)[::2]
+
+
 def _added(name: str, rows: int, width: int, scale: float = 1.0) -> Case:
     def make(dtype: torch.dtype) -> Arguments:
         both = normal((2, rows, width), dtype, 1, scale)
@@ -49,6 +53,11 @@ def _added(name: str, rows: int, width: int, scale: float = 1.0) -> Case:
 
 def _strided_rows(dtype: torch.dtype) -> Arguments:
     return normal((13, 48), dtype, 3), normal((13, 96), dtype, 4)[:, 7:55], normal((48,), dtype, 5)
+
+
+def _strided_weight_added(dtype: torch.dtype) -> Arguments:
+    x, weight = _strided_weight(dtype)
+    return x.flip(0), x, weight
 
 
 OP = Op(
@@ -63,6 +72,7 @@ OP = Op(
         _case("tiny values", 6, 48, scale=1e-4),
         _case("huge values", 6, 48, scale=1e15),
         Case("strided", _strided),
+        Case("strided weight", _strided_weight),
         _case("a step", 2048, 576),
     ),
 )
@@ -77,6 +87,7 @@ ADDED_OP = Op(
         _added("narrow", 5, 3),
         _added("huge values", 6, 48, scale=1e15),
         Case("strided", _strided_rows),
+        Case("strided weight", _strided_weight_added),
         _added("a step", 2048, 576),
     ),
 )

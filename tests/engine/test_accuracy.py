@@ -9,8 +9,11 @@ import torch
 from batchgen import kernels
 from batchgen.engine import accuracy
 from batchgen.engine.accuracy import Candidate, compare
+from batchgen.engine.batch import Batch
 from batchgen.engine.checkpoint import open_checkpoint
 from batchgen.engine.decoder import load_decoder
+from batchgen.engine.kv import KVPages, KVShape
+from batchgen.kernels.kv_format import FORMATS
 
 
 @pytest.fixture(scope="module")
@@ -79,3 +82,32 @@ def test_what_texts_share_with_the_first_one_is_computed_once_and_alike(folder):
     for text, start, hidden in zip(texts, shared.starts, shared.hidden, strict=True):
         (alone,) = accuracy.trace(whole, [text]).hidden
         torch.testing.assert_close(hidden, alone[start:], rtol=1e-5, atol=1e-5)
+
+
+class Elsewhere:
+    """A model on a device that is not the host; of its logits the host has a copy."""
+
+    device = torch.device("meta")
+
+    def __init__(self) -> None:
+        self.seen: list[torch.device] = []
+
+    def rope_choice(self, length: int) -> int:
+        return 0
+
+    def forward(self, batch: Batch, pages: KVPages) -> torch.Tensor:
+        fed = (batch.tokens, batch.positions, batch.slots, batch.rope_choice, batch.sampled)
+        self.seen += [tensor.device for tensor in (*fed, pages.layer(0).keys.codes)]
+        return torch.zeros(len(batch.tokens), 8, device=self.device)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(hidden), tiny.VOCABULARY)
+
+
+def test_all_that_is_fed_lies_where_the_model_does() -> None:
+    model = Elsewhere()
+    found = compare(
+        *[Candidate(model, kernels.load("cpu"), KVShape(1, 1, 8, FORMATS["float32"]))] * 2, TEXTS, tiny.VOCABULARY
+    )
+    assert set(model.seen) == {model.device}
+    assert found.tokens == 49 + 6

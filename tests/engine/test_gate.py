@@ -129,6 +129,21 @@ def test_a_format_is_measured_on_prompts_and_their_answers(folder: Path) -> None
     assert trial["time"] > 0
 
 
+@pytest.mark.parametrize("context", [8, 64])
+@pytest.mark.parametrize(("weights", "taken"), [("int4", "int4"), ("auto", "native")])
+def test_a_short_context_is_no_obstacle(tmp_path: Path, context: int, weights: str, taken: str) -> None:
+    """Prompts that nearly fill it are measured on as far as an answer fits; where none does, that is told."""
+    folder = tiny_model("llama3", tmp_path, max_position_embeddings=context)
+    prompts = prompts_of([random_prompt(context - 2, seed) for seed in range(3)])
+    shares = {"weights": {"int4": 0.5}, "kv_cache": {}}
+    choice = choose_formats(str(folder), prompts, shares, weights=weights, dtype="bfloat16", device="cpu")
+    if context == 8:
+        assert choice == Choice(taken, "auto", note="not measured: none of the first rows has an answer to measure on")
+    else:
+        assert choice.weights == ("int4" if choice.trials[0]["taken"] else "native")
+        assert choice.trials[0]["rows"] == 3
+
+
 def test_who_keeps_the_codes_comes_first_unless_another_is_5_percent_faster() -> None:
     assert list(_worth({"int8": 0.68, "int4": 0.7, "fp8": 1.0}, "auto", "int4")) == ["int4", "int8"]
     assert list(_worth({"int8": 0.65, "int4": 0.7, "fp8": 1.0}, "auto", "int4")) == ["int8", "int4"]

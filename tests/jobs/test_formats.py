@@ -7,6 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from fake_models import FakeModels
 from job_files import make_job, write_rows
@@ -115,3 +117,15 @@ def test_a_short_job_is_not_worth_a_measurement(
 def test_work_counts_what_is_shared_once() -> None:
     assert Work(10, 4).tokens([[1, 2, 3], [1, 2, 4]]) == 10 * (4 / 2 + 2)
     assert Work(10, 4).tokens([]) == 0
+
+
+def test_first_rows_are_taken_from_as_many_batches_as_it_needs(tmp_path: Path) -> None:
+    """A file may begin with a row group of one row."""
+    table = pa.table({"topic": [f"topic {at}" for at in range(300)]})
+    with pq.ParquetWriter(tmp_path / "rows.parquet", table.schema) as writer:
+        writer.write_table(table.slice(0, 1))
+        writer.write_table(table.slice(1), row_group_size=100)
+    job = make_job(tmp_path, input__path="rows.parquet", prompt__text="{{ topic }}")
+    models = Choosing()
+    assert run_command(job, RunArguments(quiet=True), models=models) == 0
+    assert models.asked[0][2] == formats.FIRST_ROWS

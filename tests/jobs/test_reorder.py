@@ -1,6 +1,7 @@
 """`prompt.reorder` through a whole job: chosen once, told, stored, kept by every later run."""
 
 import json
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ import pytest
 from fake_models import FakeModels
 from job_files import make_job, manifest, read_output
 
-from batchgen.jobs import Job, run
+from batchgen.engine.gate import Choice
+from batchgen.jobs import Job, formats, run
 from batchgen.jobs.check import check_job
 from batchgen.jobs.command_preview import preview_job
 from batchgen.jobs.errors import JobError, UsageError
@@ -46,6 +48,21 @@ def test_the_order_is_told_stored_and_used(tmp_path: Path, capsys: pytest.Captur
     assert "prompt.reorder: prompt.text as blocks 2, 1" in capsys.readouterr().err
     assert manifest(tmp_path / "out")["prompt_order"]["orders"] == {"prompt.text": [1, 0]}
     assert len(read_output(tmp_path / "out")) == 20
+
+
+def test_the_choices_rest_on_the_prompts_that_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, range(20), "topic")
+    monkeypatch.setattr(formats, "WORTH_TOKENS", 0)
+    looked: list[str] = []
+
+    class Looking(Asked):
+        def formats(self, job: Job, prompts: Callable[[], Iterable[Sequence[int]]], shares: Any) -> Any:
+            looked.extend(bytes(prompt).decode() for prompt in prompts())
+            return Choice("native", "auto")
+
+    models = Looking()
+    run(job(tmp_path), models=models)
+    assert looked == [models.texts[key] for key in range(20)]
 
 
 def test_rows_added_later_do_not_change_it(tmp_path: Path) -> None:

@@ -8,13 +8,17 @@ from torch import Tensor
 
 from batchgen.kernels.native.memory import CHUNK, LINE, LargePages
 
+NO_SUCH_ADVICE = 4711
 
-@pytest.fixture(params=["large pages", "a system without them"])
+
+@pytest.fixture(params=["large pages", "a system without them", "a system that refuses them"])
 def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LargePages:
-    if request.param != "large pages":
+    if request.param == "a system without them":
         monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
     elif not hasattr(mmap, "MADV_HUGEPAGE"):
         pytest.skip("this system has no large pages")
+    elif request.param == "a system that refuses them":
+        monkeypatch.setattr(mmap, "MADV_HUGEPAGE", NO_SUCH_ADVICE)
     return LargePages()
 
 

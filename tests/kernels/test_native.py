@@ -175,6 +175,14 @@ def test_heads_too_wide_are_refused(kernels: Kernels) -> None:
 
 
 @each_native
+def test_very_many_heads_to_one_are_computed_or_refused(kernels: Kernels) -> None:
+    arguments = cases.make(cases.prefill(0, 3), Shape(MAX_LANES, 1, 8), torch.float32)
+    assert error(cases.run(kernels, *arguments)[0], cases.expected(*arguments)[0]) <= cases.OP.tolerance[torch.float32]
+    with pytest.raises(ValueError, match="257 query heads to 1 key heads, native kernels take 256 to one"):
+        cases.run(kernels, *cases.make(cases.prefill(0, 3), Shape(MAX_LANES + 1, 1, 8), torch.float32))
+
+
+@each_native
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_row_depends_on_its_company_by_rounding_alone(kernels: Kernels, dtype: torch.dtype) -> None:
     query, keys, values, items, masking = cases.make(cases.decode(9, 700), Shape(), dtype)
