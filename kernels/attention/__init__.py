@@ -8,8 +8,9 @@ partial results are merged by log-sum-exp in float32, which is exact.
 
 query        [T, Q, D]      float32 or bfloat16 (float16: reference), position encoding applied, any strides
 pages        LayerPages     keys and values in formats of kernels/kv_format, of [K, N, B] vectors; Q is a multiple of K.
-                            Vectors are made of their codes as they are read, in the dtype of query; where the keys are
-                            turned, so is query, in float32, and rounded to its dtype
+                            Vectors are made of their codes as they are read, in the dtype of query, or products are
+                            formed with the codes, no less exactly, and scaled; where the keys are turned, so is query,
+                            in float32, and rounded to its dtype
 out          [T, Q, D]      dtype of query, new
 
 Keys of all fed tokens are written to the pages before attention runs. An item may be masked out whole for a query

@@ -86,15 +86,14 @@ void attend(const Plan& plan, const Call& call, char* memory) {
     float* largest = reinterpret_cast<float*>(memory);
     const Partials<Q> partials{reinterpret_cast<Q*>(largest + 2 * rows), largest, largest + rows};
     const int group = int(call.num_heads / call.num_kv_heads);
-    const auto target = [&](int64_t unit) {
-        const Task& task = plan.tasks[unit / call.num_kv_heads];
-        return Target<Q>{plan, call, task, partials, int(unit % call.num_kv_heads), group};
+    const auto target = [&](int64_t index) {
+        const Task& task = plan.tasks[index];
+        return Target<Q>{plan, call, task, partials, int(task.first_head), group};
     };
     const auto narrow = [&](const Target<Q>& one) { return one.task.num_queries * group <= NARROW_LANES; };
-    const int64_t units = plan.num_tasks * call.num_kv_heads;
-    parallel_ahead(units, [&](int64_t unit, int64_t following) {
-        const Target<Q> now = target(unit), after = target(std::min(following, units - 1));
-        if (narrow(now)) attend_narrow<Q>(now, following < units && narrow(after) ? &after : nullptr);
+    parallel_ahead(plan.num_tasks, [&](int64_t index, int64_t following) {
+        const Target<Q> now = target(index), after = target(std::min(following, plan.num_tasks - 1));
+        if (narrow(now)) attend_narrow<Q>(now, following < plan.num_tasks && narrow(after) ? &after : nullptr);
         else attend_wide<Q>(now);
     });
     parallel_parts(plan.num_merged, 16, [&](int64_t begin, int64_t end) {

@@ -10,8 +10,8 @@ namespace batchgen {
 constexpr int LANES = 64;        // (query, head) pairs worked on at once by the wide path
 constexpr int MAX_LANES = 256;   // of a task
 constexpr int WIDE_KEYS = 96;    // keys of a tile of the wide path
-constexpr int NARROW_LANES = 4;  // tasks of so few lanes take the narrow path
-constexpr int NARROW_KEYS = 64;
+constexpr int NARROW_LANES = 4;  // tasks of so few lanes a head take the narrow path
+constexpr int UNIT_LANES = 16;   // of all heads of such a task
 constexpr float NO_SCORE = -1e30f;  // largest score before any was seen: finite, so that differences are numbers
 
 struct Task {
@@ -19,6 +19,7 @@ struct Task {
     int64_t first_block, num_keys;     // in the list of blocks
     int64_t start;                     // position of the first key
     int64_t first_partial;             // row of the partial results of its first query
+    int64_t first_head, num_heads;     // key/value heads; one on the wide path
 };
 
 struct Plan {
@@ -132,35 +133,30 @@ inline void prefetch(const void* row, int64_t bytes) {
 constexpr KVFormat plain_format(const float*) { return KV_FLOAT32; }
 constexpr KVFormat plain_format(const bfloat16*) { return KV_BFLOAT16; }
 
-// Rows made numbers of type O in `room`, `stride` apart. What `ahead` names is fetched meanwhile.
-template <class Format, int FIXED, class O>
-void unpack(const Stored& stored, const int64_t* slots, const int64_t* ahead, int count, int given, O* room, int stride) {
-    const int width = FIXED ? FIXED : given;
+// Rows made numbers of type O in `room`, `stride` apart.
+template <class Format, class O>
+void unpack(const Stored& stored, const int64_t* slots, int count, int width, O* room, int stride) {
     for (int key = 0; key < count; ++key) {
-        prefetch(stored.codes + ahead[key] * stored.row_bytes, stored.row_bytes);
-        __builtin_prefetch(stored.scales + ahead[key] * stored.num_scales, 0, 2);
         const char* codes = stored.codes + slots[key] * stored.row_bytes;
         Format::row(codes, stored.scales + slots[key] * stored.num_scales, width, room + key * stride);
     }
 }
 
 // The rows at `slots` as numbers of type O: where they lie, if that is what the pages hold, else made in `room`.
-// `next` are the rows to fetch while these are worked on.
-template <int FIXED, class O>
-void read_rows(const Stored& stored, const int64_t* slots, const int64_t* ahead, int count, int width, O* room, int stride,
-               const O** rows, const O** next) {
+template <class O>
+void read_rows(const Stored& stored, const int64_t* slots, int count, int width, O* room, int stride, const O** rows) {
     if (stored.format == plain_format(room)) {
         const O* all = reinterpret_cast<const O*>(stored.codes);
-        for (int key = 0; key < count; ++key) rows[key] = all + slots[key] * width, next[key] = all + ahead[key] * width;
+        for (int key = 0; key < count; ++key) rows[key] = all + slots[key] * width;
         return;
     }
-    for (int key = 0; key < count; ++key) rows[key] = next[key] = room + key * stride;
+    for (int key = 0; key < count; ++key) rows[key] = room + key * stride;
     switch (stored.format) {
-        case KV_FLOAT32: return unpack<ReadPlain<float>, FIXED>(stored, slots, ahead, count, width, room, stride);
-        case KV_BFLOAT16: return unpack<ReadPlain<bfloat16>, FIXED>(stored, slots, ahead, count, width, room, stride);
-        case KV_FP8: return unpack<ReadScaled<ReadFloat8>, FIXED>(stored, slots, ahead, count, width, room, stride);
-        case KV_INT8: return unpack<ReadScaled<ReadInt8>, FIXED>(stored, slots, ahead, count, width, room, stride);
-        default: return unpack<ReadInt4, FIXED>(stored, slots, ahead, count, width, room, stride);
+        case KV_FLOAT32: return unpack<ReadPlain<float>>(stored, slots, count, width, room, stride);
+        case KV_BFLOAT16: return unpack<ReadPlain<bfloat16>>(stored, slots, count, width, room, stride);
+        case KV_FP8: return unpack<ReadScaled<ReadFloat8>>(stored, slots, count, width, room, stride);
+        case KV_INT8: return unpack<ReadScaled<ReadInt8>>(stored, slots, count, width, room, stride);
+        default: return unpack<ReadInt4>(stored, slots, count, width, room, stride);
     }
 }
 

@@ -1,186 +1,90 @@
-// Attention of one or a few (query, head) lanes over a run of keys: every key is read once, in place, for all lanes.
-// A vector holds neighbouring numbers of one key. What comes next, at last the first keys of the next task, is fetched
-// row by row meanwhile, so that memory seldom rests.
+// Attention of one or a few (query, head) lanes a head over a run of keys: every key is read once, in place, for all
+// lanes. A vector holds neighbouring numbers of one key. All heads of a task pass a tile of keys before the next: so what
+// is read lies in long runs. What comes two tiles later, at last the first keys of the next task, is fetched meanwhile.
 #include <algorithm>
 #include <memory>
 
-#include "cpu.h"
+#include "cpu_narrow.h"
+#include "cpu_narrow_codes.h"
+#include "cpu_narrow_plain.h"
+#include "cpu_narrow_walk.h"
 
 namespace batchgen {
 namespace {
 
-constexpr int PADDED = MAX_HEAD_DIM + 2 * WIDTH;
-
-struct alignas(64) Scratch {
-    float query[NARROW_LANES][PADDED];
-    float output[NARROW_LANES][PADDED];
-    float scores[NARROW_LANES][NARROW_KEYS];
-    float chances[NARROW_LANES][NARROW_KEYS];
-    float largest[NARROW_LANES], total[NARROW_LANES], correction[NARROW_LANES];
-    int32_t low[NARROW_LANES], high[NARROW_LANES];
+// How a task reads its keys and values; chosen by their formats, the lanes of a head and the width.
+template <class Q>
+struct Ways {
+    void (*keep_query)(Scratch&, int lane, const Q* row, int width);
+    void (*score)(Scratch&, int lane, const Strip& keys, int width);
+    void (*gather)(Scratch&, int lane, const Strip& values, int width);
+    Vec (*result)(const float* sums, int at);
+    bool keys_in_place, values_in_place;  // else the rows are converted
 };
 
-// Numbers multiplied one by one in float32.
-struct Single {
-    using Operand = float;
-    static constexpr int DEGREE = 6;
-
-    template <class Q>
-    static void keep_query(const Q* row, int width, float* out) {
-        int at = 0;
-        for (; at + WIDTH <= width; at += WIDTH) store(out + at, load(row + at));
-        if (at < width) store(out + at, load_part(row + at, width - at));
+template <class Plain, int N, int FIXED, class Q>
+Ways<Q> choose(const Call& call) {
+    constexpr int64_t plain = plain_format(static_cast<const typename Plain::Operand*>(nullptr));
+    Ways<Q> ways{Plain::keep_query, Plain::template score<N, FIXED>, Plain::template gather<N, FIXED>, Plain::result,
+                 call.keys.format == plain, call.values.format == plain};
+#if defined(__AVX512VNNI__)
+    if constexpr (sizeof(Q) == 2) {
+        const bool lines = call.head_dim % Codes::LINE == 0;
+        if (lines && call.keys.format == KV_INT8)
+            ways.keep_query = Codes::keep_query, ways.score = Codes::score<N, FIXED>, ways.keys_in_place = true;
+        if (lines && call.values.format == KV_INT8)
+            ways.gather = Codes::gather<N, FIXED>, ways.result = Codes::result, ways.values_in_place = true;
     }
-
-    // Sums of N lanes' products with WIDTH keys; lane i of a vector is key i.
-    template <int N, class T>
-    static BATCHGEN_INLINE void score(const Scratch& s, const T* const* rows, const T* const* ahead, int width, Vec* out) {
-        Vec sums[N][WIDTH];
-        for (int key = 0; key < WIDTH; ++key) {
-            prefetch(ahead[key], width * sizeof(T));
-            Vec sum[N] = {};
-            int at = 0;
-            for (; at + WIDTH <= width; at += WIDTH) {
-                const Vec k = load(rows[key] + at);
-#pragma GCC unroll 4
-                for (int n = 0; n < N; ++n) sum[n] = fma(load(s.query[n] + at), k, sum[n]);
-            }
-            if (at < width) {
-                const Vec k = load_part(rows[key] + at, width - at);
-                for (int n = 0; n < N; ++n) sum[n] = fma(load(s.query[n] + at), k, sum[n]);
-            }
-            for (int n = 0; n < N; ++n) sums[n][key] = sum[n];
-        }
-        for (int n = 0; n < N; ++n) out[n] = sum_each(sums[n]);
-    }
-
-    static void keep_chances(Scratch& s, int n, int at, Vec p) { store(&s.chances[n][at], p); }
-
-    template <int N, int SLAB, class T>
-    static BATCHGEN_INLINE void gather_slab(Scratch& s, const T* const* rows, const T* const* ahead, int keys, int first) {
-        Vec sums[N][SLAB];
-        for (int n = 0; n < N; ++n)
-            for (int v = 0; v < SLAB; ++v)
-                sums[n][v] = load(s.output[n] + first + v * WIDTH) * splat(s.correction[n]);
-        for (int key = 0; key < keys; ++key) {
-            prefetch(ahead[key] + first, SLAB * WIDTH * sizeof(T));
-#pragma GCC unroll 4
-            for (int v = 0; v < SLAB; ++v) {
-                const Vec value = load(rows[key] + first + v * WIDTH);
-#pragma GCC unroll 4
-                for (int n = 0; n < N; ++n) sums[n][v] = fma(splat(s.chances[n][key]), value, sums[n][v]);
-            }
-        }
-        for (int n = 0; n < N; ++n)
-            for (int v = 0; v < SLAB; ++v) store(s.output[n] + first + v * WIDTH, sums[n][v]);
-    }
-
-    // output = output * correction + chances times values.
-    template <int N, class T>
-    static BATCHGEN_INLINE void gather(Scratch& s, const T* const* rows, const T* const* ahead, int keys, int width) {
-        constexpr int SLAB = WIDTH == 16 ? 4 : 2;
-        int at = 0;
-        for (; at + SLAB * WIDTH <= width; at += SLAB * WIDTH) gather_slab<N, SLAB>(s, rows, ahead, keys, at);
-        for (; at + WIDTH <= width; at += WIDTH) gather_slab<N, 1>(s, rows, ahead, keys, at);
-        if (at == width) return;
-        for (int n = 0; n < N; ++n) {
-            Vec sum = load(s.output[n] + at) * splat(s.correction[n]);
-            for (int key = 0; key < keys; ++key)
-                sum = fma(splat(s.chances[n][key]), load_part(rows[key] + at, width - at), sum);
-            store(s.output[n] + at, sum);
-        }
-    }
-
-    static Vec result(const Scratch& s, int n, int at) { return load(s.output[n] + at); }
-};
-
-#if defined(__AVX512BF16__)
-// Neighbouring bfloat16 multiplied in pairs. Sums of values are kept with numbers 0-3, 8-11, 16-19, 24-27 of 32 in the
-// first vector and the others in the second, as the interleaving of two rows leaves them.
-struct Pairs {
-    using Operand = bfloat16;
-    static constexpr int STEP = 2 * WIDTH, DEGREE = 4;
-
-    static __m512i read(const bfloat16* p, int count) {
-        if (count >= STEP) return _mm512_loadu_si512(p);
-        return _mm512_maskz_loadu_epi16((1u << count) - 1, p);
-    }
-
-    static void keep_query(const bfloat16* row, int width, float* out) {
-        std::memset(out, 0, sizeof(float) * PADDED);
-        std::memcpy(out, row, width * sizeof(bfloat16));
-    }
-
-    static Vec dot(Vec sum, __m512i a, __m512i b) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
-
-    template <int N>
-    static BATCHGEN_INLINE void score(const Scratch& s, const bfloat16* const* rows, const bfloat16* const* ahead, int width,
-                             Vec* out) {
-        Vec sums[N][WIDTH];
-        for (int key = 0; key < WIDTH; ++key) {
-            prefetch(ahead[key], width * sizeof(bfloat16));
-            Vec sum[N] = {};
-            for (int at = 0; at < width; at += STEP) {
-                const __m512i k = read(rows[key] + at, width - at);
-#pragma GCC unroll 4
-                for (int n = 0; n < N; ++n) sum[n] = dot(sum[n], _mm512_loadu_si512(s.query[n] + at / 2), k);
-            }
-            for (int n = 0; n < N; ++n) sums[n][key] = sum[n];
-        }
-        for (int n = 0; n < N; ++n) out[n] = sum_each(sums[n]);
-    }
-
-    static void keep_chances(Scratch& s, int n, int at, Vec p) {
-        store(reinterpret_cast<bfloat16*>(s.chances[n]) + at, p);
-    }
-
-    template <int N, int SLAB>
-    static BATCHGEN_INLINE void gather_slab(Scratch& s, const bfloat16* const* rows, const bfloat16* const* ahead, int keys,
-                                   int first, int width) {
-        Vec sums[N][2 * SLAB];
-        for (int n = 0; n < N; ++n)
-            for (int v = 0; v < 2 * SLAB; ++v)
-                sums[n][v] = load(s.output[n] + first + v * WIDTH) * splat(s.correction[n]);
-        for (int key = 0; key < keys; key += 2) {
-            const bfloat16 *a = rows[key] + first, *b = rows[key + 1] + first;
-            prefetch(ahead[key] + first, SLAB * STEP * sizeof(bfloat16));
-            prefetch(ahead[key + 1] + first, SLAB * STEP * sizeof(bfloat16));
-            Vec chance[N];
-#pragma GCC unroll 4
-            for (int n = 0; n < N; ++n) chance[n] = splat(s.chances[n][key / 2]);
-#pragma GCC unroll 2
-            for (int v = 0; v < SLAB; ++v) {
-                const int left = width - first - v * STEP;
-                const __m512i one = read(a + v * STEP, left), two = read(b + v * STEP, left);
-                const __m512i low = _mm512_unpacklo_epi16(one, two), high = _mm512_unpackhi_epi16(one, two);
-#pragma GCC unroll 4
-                for (int n = 0; n < N; ++n) {
-                    sums[n][2 * v] = dot(sums[n][2 * v], low, (__m512i)chance[n]);
-                    sums[n][2 * v + 1] = dot(sums[n][2 * v + 1], high, (__m512i)chance[n]);
-                }
-            }
-        }
-        for (int n = 0; n < N; ++n)
-            for (int v = 0; v < 2 * SLAB; ++v) store(s.output[n] + first + v * WIDTH, sums[n][v]);
-    }
-
-    template <int N>
-    static BATCHGEN_INLINE void gather(Scratch& s, const bfloat16* const* rows, const bfloat16* const* ahead, int keys,
-                              int width) {
-        int at = 0;
-        for (; at + 2 * STEP <= width; at += 2 * STEP) gather_slab<N, 2>(s, rows, ahead, keys, at, at + 2 * STEP);
-        for (; at < width; at += STEP) gather_slab<N, 1>(s, rows, ahead, keys, at, width);
-    }
-
-    static Vec result(const Scratch& s, int n, int at) {
-        const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-        const __m512i high = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
-        const int base = at / STEP * STEP;
-        const Vec one = load(s.output[n] + base), two = load(s.output[n] + base + WIDTH);
-        return _mm512_permutex2var_ps(one, at == base ? low : high, two);
-    }
-};
 #endif
+    return ways;
+}
+
+template <class Plain, int N, class Q>
+Ways<Q> choose_width(const Call& call) {
+    switch (call.head_dim) {
+        case 64: return choose<Plain, N, 64, Q>(call);
+        case 128: return choose<Plain, N, 128, Q>(call);
+        default: return choose<Plain, N, 0, Q>(call);
+    }
+}
+
+template <class Plain, class Q>
+Ways<Q> choose_lanes(const Call& call, int lanes) {
+    static_assert(NARROW_LANES == 4);
+    switch (lanes) {
+        case 1: return choose_width<Plain, 1, Q>(call);
+        case 2: return choose_width<Plain, 2, Q>(call);
+        case 3: return choose_width<Plain, 3, Q>(call);
+        default: return choose_width<Plain, 4, Q>(call);
+    }
+}
+
+// The rows at `slots` in order; scales of whole rows are multiplied later.
+template <class Format, class O>
+void convert(const Stored& stored, const int64_t* slots, int width, O* out) {
+    const float one = 1;
+    for (int key = 0; key < TILE; ++key) {
+        const float* scales = stored.num_scales > 1 ? stored.scales + slots[key] * stored.num_scales : &one;
+        Format::row(stored.codes + slots[key] * stored.row_bytes, scales, width, out + key * width);
+    }
+}
+
+// The rows as numbers of type O.
+template <class O>
+void convert(const Stored& stored, const int64_t* slots, int width, O* out) {
+    switch (stored.format) {
+        case KV_FLOAT32: return convert<ReadPlain<float>>(stored, slots, width, out);
+        case KV_BFLOAT16: return convert<ReadPlain<bfloat16>>(stored, slots, width, out);
+        case KV_FP8: return convert<ReadScaled<ReadFloat8>>(stored, slots, width, out);
+        case KV_INT8: return convert<ReadScaled<ReadInt8>>(stored, slots, width, out);
+        default: return convert<ReadInt4>(stored, slots, width, out);
+    }
+}
+
+inline void copy(const Stored& stored, const int64_t* slots, char* out) {
+    for (int key = 0; key < TILE; ++key)
+        std::memcpy(out + key * stored.row_bytes, stored.codes + slots[key] * stored.row_bytes, stored.row_bytes);
+}
 
 inline Ints from_zero() {
     Ints lanes;
@@ -188,154 +92,149 @@ inline Ints from_zero() {
     return lanes;
 }
 
-// Softmax of one lane's scores of keys first .. first + keys under the largest so far.
-template <class Kind>
-void soften(Scratch& s, int n, int first, int keys, const Scoring& scoring) {
-    const Ints index = from_zero() + first;
-    Vec top = splat(s.largest[n]);
-    for (int at = 0; at < keys; at += WIDTH) {
-        Vec score = load(s.scores[n] + at);
-        if (scoring.cap) score = splat(scoring.cap) * tanh(score * splat(scoring.before_cap));
-        const Ints key = index + at;
-        score = (key >= s.low[n]) & (key < s.high[n]) ? score : splat(-INFINITY);
-        store(s.scores[n] + at, score);
-        top = larger(score, top);
+// The lanes of a task on their way along its keys.
+template <class Plain, class Q>
+class Lanes {
+public:
+    Lanes(Scratch& s, const Target<Q>& target)
+        : s_(s), target_(target), call_(target.call), scoring_(target.call), width_(int(target.call.head_dim)),
+          of_head_(int(target.task.num_queries) * target.group), lanes_(of_head_ * int(target.task.num_heads)),
+          ways_(choose_lanes<Plain, Q>(target.call, of_head_)) {
+        for (int lane = 0; lane < lanes_; ++lane) begin(lane);
+        for (int lane = lanes_; lane % WIDTH; ++lane)
+            for (int key = 0; key < TILE; ++key) s.scores[lane][key] = s.largest[lane] = NO_SCORE;
     }
-    const float highest = largest(top);
-    s.correction[n] = exp2<6>(splat((s.largest[n] - highest) * scoring.exponent))[0];
-    s.largest[n] = highest;
-    Vec total{};
-    for (int at = 0; at < keys; at += WIDTH) {
-        const Vec p = exp2<Kind::DEGREE>(fma(load(s.scores[n] + at), splat(scoring.exponent), splat(-highest * scoring.exponent)));
-        Kind::keep_chances(s, n, at, p);
-        total += p;
+
+    void attend(const Tile& tile, const Tile& ahead) {
+        for (int head = 0; head < target_.task.num_heads; ++head)
+            ways_.score(s_, head * of_head_, strip(call_.keys, head, tile, ahead, ways_.keys_in_place), width_);
+        soften(tile);
+        for (int head = 0; head < target_.task.num_heads; ++head)
+            ways_.gather(s_, head * of_head_, strip(call_.values, head, tile, ahead, ways_.values_in_place), width_);
     }
-    s.total[n] = s.total[n] * s.correction[n] + sum(total);
-}
 
-// The slots of up to NARROW_KEYS keys; those behind `count` repeat the last.
-struct Tile {
-    int64_t slots[NARROW_KEYS];
-    int count = 0;
-
-    template <class Q>
-    void find(const Target<Q>& target, int first, int end) {
-        count = std::max(0, std::min(NARROW_KEYS, end - first));
-        if (!count) return;
-        locate(target.plan, target.call, target.task, target.kv_head, first, count, slots);
-        std::fill(slots + count, slots + NARROW_KEYS, slots[count - 1]);
-    }
-};
-
-// Numbers of a tile's keys and values where the pages hold them in another format.
-struct alignas(64) Room {
-    float keys[NARROW_KEYS * MAX_HEAD_DIM];
-    float values[NARROW_KEYS * MAX_HEAD_DIM];
-
-    static Room& mine() {
-        static thread_local std::unique_ptr<Room> room(new Room);
-        return *room;
-    }
-};
-
-// Rows of a tile to work on, and rows to fetch meanwhile; behind the last key it is repeated.
-template <class O>
-struct Rows {
-    const O *now[NARROW_KEYS], *ahead[NARROW_KEYS];
-
-    template <int FIXED>
-    void read(const Stored& stored, const Tile& tile, const Tile& next, int width, float* room) {
-        read_rows<FIXED>(stored, tile.slots, next.slots, tile.count, width, reinterpret_cast<O*>(room), width, now, ahead);
-        for (int key = tile.count; key < NARROW_KEYS; ++key) now[key] = now[key - 1], ahead[key] = ahead[key - 1];
-    }
-};
-
-// The keys that any lane of a task sees.
-struct Extent {
-    int32_t begin = INT32_MAX, end = 0;
-
-    template <class Q>
-    explicit Extent(const Target<Q>& target) {
-        for (int query = 0; query < target.task.num_queries; ++query) {
-            int32_t low, high;
-            target.visible(query, low, high);
-            begin = std::min(begin, low), end = std::max(end, high);
+    void write_out() const {
+        for (int lane = 0; lane < lanes_; ++lane) {
+            int64_t partial;
+            Q* out = at_head(lane).output_row(query(lane), member(lane), partial);
+            const float total = sum(load(s_.total[lane]));
+            target_.remember(partial, s_.largest[lane] * scoring_.exponent, total);
+            const Vec inverse = splat(total ? 1 / total : 0.0f);
+            for (int at = 0; at < width_; at += WIDTH) {
+                const Vec part = ways_.result(s_.output[lane], at) * inverse;
+                if (at + WIDTH <= width_) store(out + at, part);
+                else store_part(out + at, part, width_ - at);
+            }
         }
     }
+
+private:
+    int query(int lane) const { return lane % of_head_ / target_.group; }
+    int member(int lane) const { return lane % target_.group; }
+
+    Target<Q> at_head(int lane) const {
+        Target<Q> target = target_;
+        target.kv_head += lane / of_head_;
+        return target;
+    }
+
+    void begin(int lane) {
+        target_.visible(query(lane), s_.low[lane], s_.high[lane]);
+        ways_.keep_query(s_, lane, at_head(lane).query_row(query(lane), member(lane)), width_);
+        std::memset(s_.output[lane], 0, (width_ + 2 * WIDTH) * sizeof(float));  // vectors at the edge reach beyond
+        std::memset(s_.total[lane], 0, sizeof s_.total[lane]);
+        s_.largest[lane] = NO_SCORE;
+        highest_low_ = std::max(highest_low_, s_.low[lane]), lowest_high_ = std::min(lowest_high_, s_.high[lane]);
+    }
+
+    Strip strip(const Stored& all, int head, const Tile& tile, const Tile& ahead, bool in_place) {
+        const int64_t rows = head * call_.head_step;
+        Stored stored = all;
+        stored.codes += rows * stored.row_bytes, stored.scales += rows * stored.num_scales;
+        const char* next = stored.codes + ahead.slots[0] * stored.row_bytes;
+        const float* scales = place_scales(stored, tile, ahead);
+        if (in_place && tile.side_by_side) return {stored.codes + tile.slots[0] * stored.row_bytes, next, scales};
+        char* made = reinterpret_cast<char*>(s_.rows);
+        if (in_place) copy(stored, tile.slots, made);
+        else convert(stored, tile.slots, width_, reinterpret_cast<typename Plain::Operand*>(made));
+        prefetch(next, TILE * stored.row_bytes);
+        return {made, made, scales};
+    }
+
+    const float* place_scales(const Stored& stored, const Tile& tile, const Tile& ahead) {
+        for (int key : {0, TILE - 1}) __builtin_prefetch(stored.scales + ahead.slots[key] * stored.num_scales, 0, 3);
+        if (stored.num_scales != 1) return nullptr;
+        if (tile.side_by_side) return stored.scales + tile.slots[0];
+        for (int key = 0; key < TILE; ++key) s_.scales[key] = stored.scales[tile.slots[key]];
+        return s_.scales;
+    }
+
+    // Softmax of the scores of a tile under the largest so far.
+    void soften(const Tile& tile) {
+        if (!scoring_.ranks(tile.first < highest_low_ || tile.first + TILE > lowest_high_)) {
+            for (int lane = 0; lane < lanes_; ++lane) cap_and_hide(lane, tile);
+        }
+        for (int lane = 0; lane < lanes_; lane += WIDTH) {
+            Vec tops[WIDTH];
+#pragma GCC unroll 16
+            for (int i = 0; i < WIDTH; ++i) tops[i] = largest_of_lane(lane + i);
+            const Vec before = load(s_.largest + lane), now = larger(largest_each(tops), before);
+            store(s_.correction + lane, exp2<6>((before - now) * splat(scoring_.exponent)));
+            store(s_.largest + lane, now);
+            store(s_.shift + lane, now * splat(-scoring_.exponent));
+        }
+        for (int lane = 0; lane < lanes_; ++lane) {
+            Vec total = load(s_.total[lane]) * splat(s_.correction[lane]);
+#pragma GCC unroll 4
+            for (int at = 0; at < TILE; at += WIDTH) {
+                const Vec score = load(s_.scores[lane] + at);
+                const Vec p = Plain::power(fma(score, splat(scoring_.exponent), splat(s_.shift[lane])));
+                store(s_.chances[lane] + at, p);
+                total += p;
+            }
+            store(s_.total[lane], total);
+        }
+    }
+
+    Vec largest_of_lane(int lane) const {
+        Vec top = load(s_.scores[lane]);
+        for (int at = WIDTH; at < TILE; at += WIDTH) top = larger(load(s_.scores[lane] + at), top);
+        return top;
+    }
+
+    void cap_and_hide(int lane, const Tile& tile) {
+        for (int at = 0; at < TILE; at += WIDTH) {
+            Vec score = load(s_.scores[lane] + at);
+            if (scoring_.cap) score = splat(scoring_.cap) * tanh(score * splat(scoring_.before_cap));
+            const Ints key = from_zero() + (tile.first + at);
+            score = (key >= s_.low[lane]) & (key < s_.high[lane]) ? score : splat(-INFINITY);
+            store(s_.scores[lane] + at, score);
+        }
+    }
+
+    Scratch& s_;
+    const Target<Q>& target_;
+    const Call& call_;
+    const Scoring scoring_;
+    const int width_, of_head_, lanes_;
+    const Ways<Q> ways_;
+    int32_t highest_low_ = 0, lowest_high_ = INT32_MAX;
 };
 
-// FIXED is the width where it is known when compiling, else 0. Values are fetched while keys are worked on, the next
-// keys while values are: so what waits in the first cache is one tile and not two.
-template <class Kind, int N, int FIXED>
-void attend_tile(Scratch& s, const Call& call, const Tile& tile, const Tile& next, int first, const Scoring& scoring) {
-    const int width = FIXED ? FIXED : int(call.head_dim), keys = (tile.count + WIDTH - 1) / WIDTH * WIDTH;
-    Rows<typename Kind::Operand> key, value;
-    key.template read<FIXED>(call.keys, tile, next, width, Room::mine().keys);
-    value.template read<FIXED>(call.values, tile, next, width, Room::mine().values);
-    for (int at = 0; at < keys; at += WIDTH) {
-        Vec scores[N];
-        Kind::template score<N>(s, key.now + at, value.now + at, width, scores);
-        for (int n = 0; n < N; ++n) store(s.scores[n] + at, scores[n]);
-    }
-    for (int n = 0; n < N; ++n) soften<Kind>(s, n, first, keys, scoring);
-    Kind::template gather<N>(s, value.now, key.ahead, keys, width);
+Scratch& scratch() {
+    static thread_local std::unique_ptr<Scratch> mine(new Scratch);
+    return *mine;
 }
 
-template <class Kind, int N, int FIXED, class Q>
+template <class Plain, class Q>
 void attend(const Target<Q>& target, const Target<Q>* after) {
-    const Scoring scoring(target.call);
-    const int width = int(target.call.head_dim);
-    Scratch s;
-    for (int n = 0; n < N; ++n) {
-        target.visible(n / target.group, s.low[n], s.high[n]);
-        Kind::keep_query(target.query_row(n / target.group, n % target.group), width, s.query[n]);
-        std::memset(s.output[n], 0, (width + 2 * WIDTH) * sizeof(float));  // vectors at the edge reach beyond the width
-        s.largest[n] = NO_SCORE, s.total[n] = 0;
+    Lanes<Plain, Q> lanes(scratch(), target);
+    Walk<Q> walk(target, after);
+    for (int step = 0; step < walk.tiles(); ++step) {
+        const Tile& ahead = walk.look_ahead(step);
+        lanes.attend(walk.at(step), ahead);
     }
-    const Extent extent(target);
-    Tile tiles[2];
-    tiles[0].find(target, extent.begin, extent.end);
-    for (int first = extent.begin, turn = 0; first < extent.end; first += NARROW_KEYS, turn ^= 1) {
-        Tile& next = tiles[turn ^ 1];
-        next.find(target, first + NARROW_KEYS, extent.end);
-        if (!next.count && after) {
-            const Extent following(*after);
-            next.find(*after, following.begin, following.end);
-        }
-        if (!next.count) std::copy_n(tiles[turn].slots, NARROW_KEYS, next.slots);
-        attend_tile<Kind, N, FIXED>(s, target.call, tiles[turn], next, first, scoring);
-    }
-    for (int n = 0; n < N; ++n) {
-        int64_t partial;
-        Q* out = target.output_row(n / target.group, n % target.group, partial);
-        target.remember(partial, s.largest[n] * scoring.exponent, s.total[n]);
-        const Vec inverse = splat(s.total[n] ? 1 / s.total[n] : 0.0f);
-        for (int at = 0; at < width; at += WIDTH) {
-            const Vec part = Kind::result(s, n, at) * inverse;
-            if (at + WIDTH <= width) store(out + at, part);
-            else store_part(out + at, part, width - at);
-        }
-    }
-}
-
-template <class Kind, int N, class Q>
-void attend_width(const Target<Q>& target, const Target<Q>* after) {
-    switch (target.call.head_dim) {
-        case 64: return attend<Kind, N, 64>(target, after);
-        case 128: return attend<Kind, N, 128>(target, after);
-        default: return attend<Kind, N, 0>(target, after);
-    }
-}
-
-template <class Kind, class Q>
-void attend_lanes(const Target<Q>& target, const Target<Q>* after) {
-    static_assert(NARROW_LANES == 4);
-    switch (target.task.num_queries * target.group) {
-        case 1: return attend_width<Kind, 1>(target, after);
-        case 2: return attend_width<Kind, 2>(target, after);
-        case 3: return attend_width<Kind, 3>(target, after);
-        default: return attend_width<Kind, 4>(target, after);
-    }
+    lanes.write_out();
 }
 
 }  // namespace
@@ -343,9 +242,9 @@ void attend_lanes(const Target<Q>& target, const Target<Q>* after) {
 template <class Q>
 void attend_narrow(const Target<Q>& target, const Target<Q>* after) {
 #if defined(__AVX512BF16__)
-    if constexpr (sizeof(Q) == 2) return attend_lanes<Pairs>(target, after);
+    if constexpr (sizeof(Q) == 2) return attend<Pairs>(target, after);
 #endif
-    return attend_lanes<Single>(target, after);
+    return attend<Single>(target, after);
 }
 
 template void attend_narrow(const Target<float>&, const Target<float>*);

@@ -86,12 +86,12 @@ void pack_tile(const Target<Q>& target, int first, int count, Scratch& s) {
     const Call& call = target.call;
     const int width = int(call.head_dim);
     int64_t slots[WIDE_KEYS];
-    const Operand *rows[WIDE_KEYS], *next[WIDE_KEYS];
+    const Operand* rows[WIDE_KEYS];
     Operand* room = reinterpret_cast<Operand*>(s.room);
     locate(target.plan, call, target.task, target.kv_head, first, count, slots);
-    read_rows<0>(call.keys, slots, slots, count, width, room, width, rows, next);
+    read_rows(call.keys, slots, count, width, room, width, rows);
     pack_keys<Kind>(rows, count, width, s.keys);
-    read_rows<0>(call.values, slots, slots, count, width, room, width, rows, next);
+    read_rows(call.values, slots, count, width, room, width, rows);
     pack_values<Kind>(rows, count, width, s.values);
 }
 

@@ -87,6 +87,14 @@ def case(name: str, step: Step, keys: str, values: str, shape: Shape = USUAL) ->
     )
 
 
+def _few_queries() -> Step:
+    """Rows that feed one to four tokens behind keys of their own."""
+    step = Step(16)
+    for fed in (1, 2, 3, 4):
+        step.sequence(0, 40 - fed, fed)
+    return step
+
+
 GROUPED = Shape(7, 1, 40)
 SMALL = tuple(
     made
@@ -98,6 +106,8 @@ SMALL = tuple(
         case("one key head for seven", cases.prefill(3, 30, 8), name, name, GROUPED),
         case("decode behind a prefix", cases.decode_shared(100, 9), name, name),
         case("long prompt", cases.prefill(130, 90), name, name, Shape(4, 2, 128)),
+        case("decode of wide heads, blocks of 8", cases.decode(20, 53, 8), name, name, Shape(8, 2, 128)),
+        case("a few queries a row, window", _few_queries(), name, name, Shape(3, 3, 64, window=21)),
     )
 )
 PAIRS = tuple(

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..kv_format import MAX_NATIVE_HEAD_DIM, NATIVE, LayerPages, Pages
 from ..native.library import NUMBERS, arguments
 from . import AttentionItems, Ints, Masking, reference
-from .tasks import MAX_LANES, Tasks, expand, make_tasks
+from .tasks import MAX_LANES, Heads, Tasks, expand, make_tasks, split
 
 
 class _Plan(ctypes.Structure):
@@ -55,14 +55,13 @@ class NativePlan:
     items: AttentionItems
     block_size: int
     reference: reference.AttentionPlan  # for dtypes the library lacks
-    layouts: dict[tuple[int, int], Layout] = field(default_factory=dict)
+    layouts: dict[Heads, Layout] = field(default_factory=dict)
 
-    def layout(self, group: int, num_kv_heads: int, threads: int) -> Layout:
-        key = (group, num_kv_heads)
-        if key not in self.layouts:
-            tasks = make_tasks(self.items, self.block_size, group, num_kv_heads, threads)
-            self.layouts[key] = _make_layout(self.items, tasks, self.block_size)
-        return self.layouts[key]
+    def layout(self, heads: Heads, threads: int) -> Layout:
+        if heads not in self.layouts:
+            tasks = make_tasks(self.items, self.block_size, heads, threads)
+            self.layouts[heads] = _make_layout(self.items, tasks, self.block_size, heads.num_kv_heads)
+        return self.layouts[heads]
 
 
 def plan_attention(items: AttentionItems, block_size: int) -> NativePlan:
@@ -88,7 +87,7 @@ def attention(library: Any, query: Tensor, pages: LayerPages, plan: NativePlan, 
     out = torch.empty(query.shape, dtype=query.dtype)
     if num_tokens == 0:
         return out
-    layout = plan.layout(num_heads // num_kv_heads, num_kv_heads, torch.get_num_threads())
+    layout = plan.layout(Heads(num_heads // num_kv_heads, num_kv_heads, head_dim), torch.get_num_threads())
     call = _Call(
         *(query.data_ptr(), out.data_ptr(), _stored(pages.keys), _stored(pages.values)),
         *(query.stride(0), query.stride(1)),
@@ -105,18 +104,17 @@ def _stored(pages: Pages) -> _Stored:
     return _Stored(codes.data_ptr(), scales.data_ptr(), format.number, pages.row_bytes, scales.shape[3])
 
 
-def _make_layout(items: AttentionItems, tasks: Tasks, block_size: int) -> Layout:
-    rows = np.stack(
-        [
-            tasks.first_query,
-            tasks.num_queries,
-            items.block_offset[tasks.item] + tasks.first_key // block_size,
-            tasks.num_keys,
-            items.start[tasks.item] + tasks.first_key,
-            tasks.first_partial,
-        ],
-        axis=1,
+def _make_layout(items: AttentionItems, tasks: Tasks, block_size: int, num_kv_heads: int) -> Layout:
+    task, first_head, num_heads = split(np.full(len(tasks.item), num_kv_heads), tasks.num_heads)
+    columns = (
+        tasks.first_query,
+        tasks.num_queries,
+        items.block_offset[tasks.item] + tasks.first_key // block_size,
+        tasks.num_keys,
+        items.start[tasks.item] + tasks.first_key,
+        tasks.first_partial,
     )
+    rows = np.stack([*(column[task] for column in columns), first_head, num_heads], axis=1)
     merged, offsets, partials = _merges(items, tasks)
     parts = (rows, items.queries, items.positions, items.blocks, tasks.counts == 1, merged, offsets, partials)
     arrays = tuple(np.ascontiguousarray(part, dtype=np.int64) for part in parts)

@@ -12,11 +12,22 @@ from . import AttentionItems, Ints
 
 MAX_LANES = 256  # of a task: queries times the query heads of a key/value head
 NARROW_LANES = 4  # tasks of so few lanes are bound by memory: every key is read in place
+UNIT_LANES = 16  # of all heads that such a task takes at once
+UNIT_NUMBERS = 256  # of the keys at one position in these heads: what is fetched ahead stays in the first cache
 VECTOR = 16  # lanes worked on at once
 MIN_KEYS = 256  # a run of keys is not cut shorter
 TASKS_PER_THREAD = 8  # wanted at least, so that threads finish together
 NARROW_COST = 2.0  # of one key, in units of one key of a vector of lanes on the wide path
 PACK_COST = 1.0  # of one key on the wide path, whatever the lanes
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Heads of the layers that a layout serves."""
+
+    group: int  # query heads of a key/value head
+    num_kv_heads: int
+    head_dim: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +40,7 @@ class Tasks:
     first_key: Ints  # counted in the item, a multiple of the block size
     num_keys: Ints
     first_partial: Ints  # row of the first query's partial result
+    num_heads: Ints  # key/value heads that a thread takes at once
     counts: Ints  # [T] partial results of every query
 
     @property
@@ -36,27 +48,41 @@ class Tasks:
         return int(self.num_queries.sum())
 
 
-def make_tasks(items: AttentionItems, block_size: int, group: int, num_kv_heads: int, threads: int) -> Tasks:
-    """Tasks for `group` query heads to a key/value head. Raises ValueError when a query sees no key."""
+def make_tasks(items: AttentionItems, block_size: int, heads: Heads, threads: int) -> Tasks:
+    """Tasks for all heads. Raises ValueError when a query sees no key."""
+    group = heads.group
     most = max(1, MAX_LANES // group)
     item, first_query, num_queries = split(np.diff(items.query_offset), most)
     first_query = first_query + items.query_offset[item]
     num_keys = visible_keys(items, item, first_query, num_queries)
     cost = task_cost(num_queries * group, num_keys)
-    share = cost.sum() * num_kv_heads / (threads * TASKS_PER_THREAD)
+    share = cost.sum() * heads.num_kv_heads / (threads * TASKS_PER_THREAD)
     parts = np.ceil(cost / max(share, 1.0)) if threads > 1 else np.ones_like(cost)
     parts = np.clip(parts, 1, np.maximum(num_keys // MIN_KEYS, 1)).astype(np.int64)
     blocks = -(-num_keys // block_size)
     row, first_block, num_blocks = split(blocks, np.maximum(-(-blocks // parts), 1))
     first_key = first_block * block_size
     num_keys = np.minimum(num_blocks * block_size, num_keys[row] - first_key)
-    order = np.argsort(-task_cost(num_queries[row] * group, num_keys), kind="stable")
-    row, first_key, num_keys = row[order], first_key[order], num_keys[order]
+    num_heads = heads_at_once(num_queries[row] * group, heads, threads)
+    order = np.argsort(-task_cost(num_queries[row] * group, num_keys) * num_heads, kind="stable")
+    row, first_key, num_keys, num_heads = row[order], first_key[order], num_keys[order], num_heads[order]
     num_queries, first_query = num_queries[row], first_query[row]
     counts = np.bincount(items.queries[expand(first_query, num_queries)], minlength=len(items.positions))
     if not counts.all():
         raise ValueError(f"attention: query {int(np.argmin(counts))} of the step sees no keys")
-    return Tasks(item[row], first_query, num_queries, first_key, num_keys, np.cumsum(num_queries) - num_queries, counts)
+    first_partial = np.cumsum(num_queries) - num_queries
+    return Tasks(item[row], first_query, num_queries, first_key, num_keys, first_partial, num_heads, counts)
+
+
+def heads_at_once(lanes: Ints, heads: Heads, threads: int) -> Ints:
+    """Key/value heads that a task of so many lanes a head takes, where enough tasks are left for all threads."""
+    narrow = lanes <= NARROW_LANES
+    if threads > 1 and narrow.sum() < threads * TASKS_PER_THREAD:
+        return np.ones_like(lanes)
+    most = np.minimum(UNIT_LANES // np.maximum(lanes, 1), max(1, UNIT_NUMBERS // heads.head_dim))
+    parts = -(-heads.num_kv_heads // np.maximum(most, 1))
+    at_once: Ints = np.where(narrow, -(-heads.num_kv_heads // parts), 1)
+    return at_once
 
 
 def task_cost(lanes: Ints, num_keys: Ints) -> NDArray[np.float64]:

@@ -337,6 +337,10 @@ inline Vec sum_each(Vec* rows) {
     return reduce_each(rows, [](Vec a, Vec b) { return a + b; });
 }
 
+inline Vec largest_each(Vec* rows) {
+    return reduce_each(rows, [](Vec a, Vec b) { return larger(a, b); });
+}
+
 inline Ints total_each(Ints* rows) {
     return reduce_each(rows, [](Ints a, Ints b) { return a + b; });
 }

@@ -15,7 +15,7 @@ from backends import NATIVE
 from batchgen.kernels import Kernels, load, tables
 from batchgen.kernels.attention import AttentionItems, cases
 from batchgen.kernels.attention.cases import Shape
-from batchgen.kernels.attention.tasks import MAX_LANES, Tasks, make_tasks
+from batchgen.kernels.attention.tasks import MAX_LANES, Heads, Tasks, make_tasks
 from batchgen.kernels.case import error
 from batchgen.kernels.kv_format import MAX_NATIVE_HEAD_DIM
 from batchgen.kernels.kv_format.cases import plain_pages
@@ -127,11 +127,15 @@ def seen_pairs(items: AttentionItems, tasks: Tasks, block_size: int) -> np.ndarr
     return times
 
 
+def heads(query: torch.Tensor, keys: torch.Tensor) -> Heads:
+    return Heads(query.shape[1] // keys.shape[0], keys.shape[0], query.shape[2])
+
+
 @pytest.mark.parametrize("threads", [1, 2, 64])
 @pytest.mark.parametrize("case", cases.OP.cases, ids=lambda case: case.name)
 def test_every_visible_pair_is_in_one_task(case: cases.Case, threads: int) -> None:
     query, keys, _, items, _ = case.make(torch.float32)
-    tasks = make_tasks(items, keys.shape[2], query.shape[1] // keys.shape[0], keys.shape[0], threads)
+    tasks = make_tasks(items, keys.shape[2], heads(query, keys), threads)
     times = seen_pairs(items, tasks, keys.shape[2])
     expected = np.zeros_like(times)
     for row, slots in enumerate(cases.visible_slots(items, keys.shape[2], None)):
@@ -144,7 +148,7 @@ def test_every_visible_pair_is_in_one_task(case: cases.Case, threads: int) -> No
 def test_tasks_are_bounded_and_ordered(case: cases.Case, threads: int) -> None:
     query, keys, _, items, _ = case.make(torch.float32)
     group = query.shape[1] // keys.shape[0]
-    tasks = make_tasks(items, keys.shape[2], group, keys.shape[0], threads)
+    tasks = make_tasks(items, keys.shape[2], heads(query, keys), threads)
     assert (tasks.num_queries * group <= MAX_LANES).all()
     assert (tasks.num_keys > 0).all()
     assert (tasks.first_key % keys.shape[2] == 0).all()
@@ -153,8 +157,8 @@ def test_tasks_are_bounded_and_ordered(case: cases.Case, threads: int) -> None:
 
 def test_one_long_row_is_shared_out_among_threads() -> None:
     items, _ = cases.decode(1, 4000).build()
-    assert len(make_tasks(items, 16, 3, 3, 1).item) == 1
-    assert len(make_tasks(items, 16, 3, 3, 2).item) > 2
+    assert len(make_tasks(items, 16, Heads(3, 3, 64), 1).item) == 1
+    assert len(make_tasks(items, 16, Heads(3, 3, 64), 2).item) > 2
 
 
 @each_native
