@@ -30,6 +30,17 @@ class Start:
     row: int
 
 
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A line that is no row for a reason, though columns of it can be told."""
+
+    columns: dict[str, Any]
+    reason: str
+
+
+Parsed = dict[str, Any] | Refused | str  # a row, or why there is none
+
+
 @dataclass(slots=True)
 class JsonlReader:
     """A JSONL file after its scan; `contested` columns hold values that do not fit the settled type.
@@ -47,7 +58,7 @@ class JsonlReader:
     starts: list[Start] = field(default_factory=list)
     unfinished: Line | None = None  # at the end of the file, still being written
     end: int | None = None  # the byte at which that line begins
-    parse: Callable[[Line], dict[str, Any] | str] = field(default_factory=lambda: parse)
+    parse: Callable[[Line], Parsed] = field(default_factory=lambda: parse)
 
     def read(self, start: int, stop: int, schema: pa.Schema) -> Iterator[RowBatch]:
         for first, lines in self._blocks(start):
@@ -74,8 +85,10 @@ class JsonlReader:
 
     def _row_batch(self, lines: list[Line], start: int, schema: pa.Schema) -> RowBatch:
         rows = [self.parse(line) for line in lines]
-        problems = {offset: row for offset, row in enumerate(rows) if isinstance(row, str)}
-        values = [{} if isinstance(row, str) else row for row in rows]
+        problems = {at: row for at, row in enumerate(rows) if isinstance(row, str)}
+        refused = {at: row for at, row in enumerate(rows) if isinstance(row, Refused)}
+        problems.update({at: row.reason for at, row in refused.items()})
+        values = [row if isinstance(row, dict) else row.columns if isinstance(row, Refused) else {} for row in rows]
         relevant = self.contested if self.relevant is None else self.contested & self.relevant
         extra = [self.schema.field(name) for name in sorted(relevant) if name not in schema.names]
         arrays = []
@@ -87,7 +100,8 @@ class JsonlReader:
             offset: bad_row(f"{self.file.name} line {lines[offset].number}: {problem}")
             for offset, problem in sorted(problems.items())
         }
-        return RowBatch(start, blank(record_batch(arrays[: len(schema)], schema, len(lines)), errors), errors)
+        batch = record_batch(arrays[: len(schema)], schema, len(lines))
+        return RowBatch(start, blank(batch, errors.keys() - refused.keys()), errors)
 
 
 def open_jsonl(
@@ -96,11 +110,12 @@ def open_jsonl(
     block_bytes: int = BLOCK_BYTES,
     settled: pa.Schema | None = None,
     relevant: frozenset[str] | None = None,
-    parse_line: Callable[[Line], dict[str, Any] | str] | None = None,
+    parse_line: Callable[[Line], Parsed] | None = None,
 ) -> JsonlReader:
     """Scans the file, or its first `num_rows` rows; types in `settled` stand, the others are decided.
 
-    `parse_line` makes a row of a line, or says why it is none (default: any JSON object is a row).
+    `parse_line` makes a row of a line, or says why it is none (default: any JSON object is a row); of a `Refused` line
+    the columns that it tells are kept beside the error.
 
     Raises InputError when it cannot be read at all.
     """

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from .config import BODY, CUSTOM_ID, METHOD, REQUEST_COLUMNS, URL
-from .jsonl import JsonlReader, open_jsonl, parse
+from .jsonl import JsonlReader, Parsed, Refused, open_jsonl, parse
 from .lines import Line
 from .rows import InputFile
 
@@ -26,7 +26,7 @@ def open_requests(file: InputFile, num_rows: int | None = None) -> JsonlReader:
     return reader
 
 
-def parse_request(line: Line) -> dict[str, Any] | str:
+def parse_request(line: Line) -> Parsed:
     """The columns of a line, or why it is no request: what has no `custom_id` cannot be answered by it.
 
     A method, url or body of another type than it must have is null, which the request's own error names.
@@ -38,7 +38,11 @@ def parse_request(line: Line) -> dict[str, Any] | str:
         return "custom_id is missing or no string"
     unknown = [key for key, value in found.items() if key not in REQUEST_SCHEMA.names and value is not None]
     if unknown:
-        return f"unknown key {unknown[0]!r}, a request has custom_id, method, url and body"
+        return Refused(_columns(found), f"unknown key {unknown[0]!r}, a request has custom_id, method, url and body")
+    return _columns(found)
+
+
+def _columns(found: dict[str, Any]) -> dict[str, Any]:
     body = found.get(BODY)
     texts = {name: found.get(name) if isinstance(found.get(name), str) else None for name in (CUSTOM_ID, METHOD, URL)}
     return {**texts, BODY: json.dumps(body, ensure_ascii=False) if isinstance(body, dict) else None}

@@ -177,6 +177,7 @@ def test_a_line_that_is_no_request_is_an_error_with_its_number(tmp_path: Path) -
     run(job_of(tmp_path), models=models())
     answers, failures = read_lines(tmp_path / "out")
     assert [line["custom_id"] for line in answers] == ["a", "b"]
+    assert [line["custom_id"] for line in failures] == [None, None, "c", None]
     assert [line["response"] for line in failures] == [None] * 4
     messages = [line["error"]["message"] for line in failures]
     assert [message.split(":")[0] for message in messages] == [f"batch.jsonl line {at}" for at in (2, 4, 5, 6)]
