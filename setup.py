@@ -3,10 +3,12 @@
 A machine without a compiler installs all the same. How to add a source: see kernels/native/__init__.py.
 """
 
+import os
 import platform
 import sys
 from glob import glob
 from pathlib import Path
+from typing import Any
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -49,6 +51,13 @@ class BuildLibraries(build_ext):
             raise
         finally:
             self.build_temp = shared
+
+    def copy_file(self, infile: Any, outfile: Any, *arguments: Any, **options: Any) -> tuple[Any, Any]:
+        """Beside its place, then renamed: who opens a library meanwhile finds a whole one, the old or the new."""
+        aside = f"{outfile}.{os.getpid()}"
+        _, copied = super().copy_file(infile, aside, *arguments, **options)
+        os.replace(aside, outfile)
+        return outfile, copied
 
     def get_ext_filename(self, ext_name: str) -> str:
         return str(Path(*ext_name.split("."))) + ".so"

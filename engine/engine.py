@@ -21,6 +21,7 @@ from .device import load_kernels, resolve_device
 from .draft.load import NO_WEIGHTS, DraftWeights, draft_models, load_draft_weights
 from .draft.speculation import Speculation
 from .draft.table import new_speculation
+from .explain import validated
 from .grammar import Grammar
 from .grammar_state import GrammarState
 from .grammars import Grammars
@@ -150,9 +151,9 @@ class Engine:
         `settings` are the keys of the job file's `engine` section: device, memory, kv_cache, block_size,
         max_batch_tokens, max_sequences, prefix_sharing, speculation. With no rows to measure on, `auto` means native
         weights and a KV cache in the dtype of computation. Raises ModelError, in one line, when the model
-        or the device cannot be used.
+        or the device cannot be used, ValueError for settings that are not legal.
         """
-        chosen = EngineSettings(**settings)
+        chosen = validated(EngineSettings, settings)
         use_granted_cores()
         device = resolve_device(chosen.device)
         ops = load_kernels(device)

@@ -11,13 +11,13 @@ from typing import Annotated, Any, Self
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, ValidationInfo, field_validator, model_validator
 
 from batchgen.engine.config import SELF, EngineSettings, GenerationSettings, ModelSettings, Section
+from batchgen.engine.explain import explain
 from batchgen.pipeline.config import InputSettings, OutputSettings, PromptSettings, RequestPrompts
 from batchgen.pipeline.parsed import AnswerParser
 from batchgen.pipeline.place import AnyPath, place
 
 from .document import expand_variables, override, read_document
 from .errors import UsageError
-from .explain import explain
 from .hook import require_hook
 from .names import SIDECAR
 from .steps import StepPlace, StepSettings, named, take_prompts_from_steps

@@ -25,6 +25,7 @@ from .output import SIDECAR, recover_outcomes
 from .steps import directory_of
 
 _RETRY_SECONDS = 0.5
+_GOING_ON = ("started", "finished")  # events of a run that show that the one before is no longer in its way
 _SPEEDS = {
     "rows_per_second": "rows/s",
     "prompt_tokens_per_second": "prompt tokens/s",
@@ -50,7 +51,7 @@ class Status:
     """`state`: running, publishing, stopped, failed, killed or finished. `alive`: a process holds the output now.
 
     Of a job with steps the figures are those of the last one, whose rows have gone through all; `state`, `speed` and
-    `last_error` are those of the step that the job is at.
+    `last_error` are those of the step that the job is at. An error that a later run cured is none.
     """
 
     output: str
@@ -102,7 +103,7 @@ def _read(output: AnyPath) -> Status:
         counts=last.counts,
         tokens=last.tokens,
         speed=_last(events, "speed") or {},
-        last_error=_last(events, "error"),
+        last_error=_last_error(events, sum(step.counts["error"] for _, step in steps[: at + 1])),
         steps=tuple(step for _, step in steps) if manifest.step_name else (),
     )
 
@@ -196,6 +197,17 @@ def _count(output: AnyPath, manifest: Manifest, journal: Journal) -> tuple[dict[
         final = read_final_usage(output, manifest.output_settings)
         tokens = {name: tokens[name] - int(final[name][np.isin(rows, replaced)].sum()) for name in USAGE}
     return outcomes.counts(), tokens
+
+
+def _last_error(events: list[dict[str, Any]], failed_rows: int) -> str | None:
+    """What went wrong last: with a run that no other followed, or with a row where any has failed for good."""
+    followed = False
+    for event in reversed(events):
+        followed = followed or event["event"] in _GOING_ON
+        stands = failed_rows > 0 if event["event"] == "progress" else not followed
+        if event.get("error") and stands:
+            return str(event["error"])
+    return None
 
 
 def _last(events: list[dict[str, Any]], key: str) -> Any:

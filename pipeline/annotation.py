@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from batchgen.engine.config import GenerationSettings
+from batchgen.engine.explain import validated
 from batchgen.engine.generation import resolve_generation
 
 from .config import PromptSettings
@@ -66,8 +67,8 @@ def annotate(
     whose name a result column needs. A stream is read into files that stay until the process ends; `save_to_disk` keeps
     the result for longer.
     """
-    settings = PromptSettings.model_validate(dict(prompt))
-    sampling = GenerationSettings.model_validate(dict(generation or {}))
+    settings = validated(PromptSettings, prompt, "prompt")
+    sampling = validated(GenerationSettings, generation or {}, "generation")
     parser = _parser(sampling, parse)
     more = further_columns(sampling.n, parser, choice_probs, attempts=False)
     results = result_schema(sampling.n, sampling.logprobs is not None, prefix, more)

@@ -16,7 +16,18 @@ BELOW = {
     "kernels": set(),
 }
 # what pipeline may use of the engine: the nouns, the plan, and the facade itself
-ENGINE_FOR_PIPELINE = {"", "request", "plan", "stopping", "detokenize", "generation", "config", "grammar", "tail"}
+ENGINE_FOR_PIPELINE = {
+    "",
+    "request",
+    "plan",
+    "stopping",
+    "detokenize",
+    "generation",
+    "config",
+    "explain",
+    "grammar",
+    "tail",
+}
 WITHOUT_TORCH = (
     "admission",
     "residents",
@@ -31,6 +42,7 @@ WITHOUT_TORCH = (
     "stopping",
     "detokenize",
     "config",
+    "explain",
     "statistics",
     "processor",
     "memory",

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import runpy
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+import setuptools
 
 from batchgen.kernels.native.library import SETS
 
@@ -72,6 +74,25 @@ def test_without_a_compiler_the_wheel_is_built_all_the_same(tmp_path):
     names = zipfile.ZipFile(build_wheel(copy, tmp_path, environment)).namelist()
     assert "batchgen/kernels/tables.py" in names
     assert not [name for name in names if name.endswith(".so")]
+
+
+def test_a_library_that_is_built_again_takes_the_place_of_a_whole_one(tmp_path, monkeypatch):
+    given, seen = {}, []
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(setuptools, "setup", given.update)
+    runpy.run_path(str(ROOT / "setup.py"))
+    old, new = tmp_path / "old.so", tmp_path / "new.so"
+    old.write_bytes(b"old")
+    new.write_bytes(b"new")
+
+    def replace(aside, place):
+        seen.append((Path(aside).read_bytes(), Path(place).read_bytes()))
+        Path(aside).rename(place)
+
+    monkeypatch.setattr(os, "replace", replace)
+    given["cmdclass"]["build_ext"](setuptools.Distribution()).copy_file(str(new), str(old))
+    assert seen == [(b"new", b"old")]
+    assert (old.read_bytes(), sorted(tmp_path.iterdir())) == (b"new", [new, old])
 
 
 def test_the_package_list_names_every_folder():

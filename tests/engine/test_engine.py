@@ -1,6 +1,7 @@
 """The whole engine on tiny models: greedy float32 equals transformers whatever the limits, and rows are islands."""
 
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,6 +47,16 @@ def models(tmp_path_factory):
 
 def load(folder: Path, **settings) -> Engine:
     return Engine.load(str(folder), device="cpu", dtype="float32", **{"memory": "1MiB", **settings})
+
+
+def test_a_setting_that_is_not_legal_is_one_line() -> None:
+    for settings, message in (
+        ({"max_batch_tokens": -1}, "max_batch_tokens: must"),
+        ({"block": 8}, "block: unknown key, did you mean block_size?"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)) as caught:
+            Engine.load("no/such/model", **settings)
+        assert "\n" not in str(caught.value)
 
 
 def greedy_requests(**sampling) -> list[Request]:

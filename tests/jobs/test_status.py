@@ -13,7 +13,7 @@ from fake_models import FakeEngine, FakeModels
 from job_files import make_job, manifest, write_rows
 from sudden_death import Killed, SuddenDeath
 
-from batchgen.engine.request import Request
+from batchgen.engine.request import Completion, Request, RowError
 from batchgen.jobs import run, status
 from batchgen.jobs.errors import UsageError
 from batchgen.jobs.manifest import Manifest
@@ -44,6 +44,27 @@ def test_asked_again_counts_once(tmp_path: Path) -> None:
     run(job, models=FakeModels())
     assert found.tokens == manifest(tmp_path / "out")["tokens"]
     assert found.counts == manifest(tmp_path / "out")["counts"]
+
+
+def test_an_error_that_a_later_run_cured_is_none(tmp_path: Path) -> None:
+    class Broken(FakeEngine):
+        def _complete(self, request: Request) -> Completion:
+            done = super()._complete(request)
+            return replace(done, samples=(), error=RowError("engine", "generate", "larger than the memory", True))
+
+    def gone(request: Request) -> None:
+        raise RuntimeError("the device is gone")
+
+    write_rows(tmp_path, 20)
+    job = make_job(tmp_path, prompt__on_null="skip")
+    run(job, models=FakeModels(Broken()))
+    assert "larger than the memory" in (read_status(tmp_path / "out").last_error or "")
+    again = RunOptions(retry=parse_retry("errors"))
+    with pytest.raises(RuntimeError):
+        run(job, again, FakeModels(FakeEngine(gone)))
+    assert "the device is gone" in (read_status(tmp_path / "out").last_error or "")
+    run(job, again, FakeModels())
+    assert read_status(tmp_path / "out").last_error is None
 
 
 def stop_before_publishing(job: Any) -> None:

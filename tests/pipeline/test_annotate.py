@@ -1,11 +1,11 @@
 """`annotate`: the data set that went in, in its order and with its features, and the answers beside it."""
 
 import pickle
+import re
 from typing import Any
 
 import pytest
 from datasets import ClassLabel, Dataset, Features, List, Value
-from pydantic import ValidationError
 from stand_ins import CHAT_TEMPLATE, ByteTokenizer, EchoEngine
 
 from batchgen.pipeline import annotate
@@ -73,12 +73,26 @@ def test_settings_are_those_of_a_job() -> None:
     engine = EchoEngine(ByteTokenizer(CHAT_TEMPLATE))
     labelled = run(dataset(2), engine, prompt={"text": "{{ doc }}"}, generation={"n": 2}, prefix="m_")
     assert labelled[0]["m_completion"] == ["ant>", "ant>"]
-    with pytest.raises(ValidationError, match="temprature"):
-        run(dataset(1), generation={"temprature": 1})
-    with pytest.raises(ValidationError, match="exactly one of"):
-        run(dataset(1), prompt={})
     with pytest.raises(ValueError, match="block_size: goes with a model's path"):
         run(dataset(1), block_size=8)
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"generation": {"temprature": 1}}, "generation.temprature: unknown key, did you mean temperature?"),
+        ({"generation": {"regex": "(a|b"}}, "generation.regex: "),
+        ({"generation": {"grammar": "start: nothing"}}, "generation.grammar: "),
+        ({"generation": {"json_schema": {"type": "strange"}}}, "generation.json_schema: "),
+        ({"generation": {"temperature": "hot"}}, "generation.temperature: must be a number"),
+        ({"prompt": {}}, "prompt: exactly one of"),
+    ],
+    ids=str,
+)
+def test_a_bad_setting_is_one_line_with_its_place(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        run(dataset(1), **sections)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_taken_column_name_is_refused_with_the_cure() -> None:

@@ -1,4 +1,4 @@
-"""Turns what pydantic found wrong with a job file into one line for its author.
+"""Turns what pydantic found wrong with a job file, or a section of one, into one line for its author.
 
 Knows the form of the message and the wording of each kind of error, not the settings themselves.
 """
@@ -8,10 +8,11 @@ import json
 import re
 import typing
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+S = TypeVar("S", bound=BaseModel)
 _KEYED = re.compile(r"([a-z][a-z0-9_]*): (.*)", re.DOTALL)
 _TYPES = {
     "int_type": "an integer",
@@ -27,13 +28,25 @@ _TYPES = {
 }
 
 
-def explain(error: ValidationError, document: Mapping[str, Any], model: type[BaseModel]) -> str:
-    """`generation.temprature: unknown key, did you mean temperature?` for the first problem found."""
+def explain(error: ValidationError, document: Mapping[str, Any], model: type[BaseModel], place: str = "") -> str:
+    """`generation.temprature: unknown key, did you mean temperature?` for the first problem found.
+
+    `place`: where the document itself stands.
+    """
     found: dict[str, list[dict[str, Any]]] = {}
     for item in error.errors(include_url=False):
         found.setdefault(_path(item, document), []).append(dict(item))
     path, items = next(iter(found.items()))
-    return f"{path}: {_reason(items, model)}" if path else _reason(items, model)
+    where = ".".join(part for part in (place, path) if part)
+    return f"{where}: {_reason(items, model)}" if where else _reason(items, model)
+
+
+def validated(section: type[S], values: Mapping[str, Any], place: str = "") -> S:
+    """The section with these values. Raises ValueError, in one line that begins with the place."""
+    try:
+        return section.model_validate(dict(values))
+    except ValidationError as error:
+        raise ValueError(explain(error, values, section, place)) from None
 
 
 def _path(item: Mapping[str, Any], document: Any) -> str:
