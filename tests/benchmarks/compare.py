@@ -13,7 +13,7 @@ else running. Prints a Markdown table; the file gets every figure.
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,11 +41,17 @@ PEER_BATCH = 16
 PEERS = ("transformers", "vllm", "llama.cpp")
 ABLATIONS: dict[str, dict[str, Any]] = {
     "no prefix sharing": {"prefix_sharing": False},
-    "no shared attention items": {"shared_items": False},
-    "no speculation": {"speculation": "off"},
+    "shared keys read once for every row": {"shared_items": False},
+    "rows in the order of the file": {"ordered": False},
     "no native kernels": {"kernels": "reference"},
     "weights in bfloat16": {"weights": "native"},
+    "KV in int8": {"kv_cache": "int8"},
+    "KV in int4": {"kv_cache": "int4"},
+    "steps of 128 tokens": {"max_batch_tokens": 128},
+    "steps of 2048 tokens": {"max_batch_tokens": 2048},
     "16 sequences at a time": {"max_sequences": 16},
+    "speculation off": {"speculation": "off"},
+    "suffix drafts at every step": {"speculation": "suffix"},
 }
 
 
@@ -154,7 +160,12 @@ def peer_measure(bench: Bench, peer: str, workload: Workload, rows: int | None) 
 
 
 def entries(
-    bench: Bench, workload: Workload, weights: tuple[str, ...], peers: tuple[str, ...], peer_rows: int | None, off: bool
+    bench: Bench,
+    workload: Workload,
+    weights: tuple[str, ...],
+    peers: tuple[str, ...],
+    peer_rows: int | None,
+    changed: Iterable[str],
 ) -> Iterator[Entry]:
     for form in weights:
         check(bench, workload, form)
@@ -164,11 +175,11 @@ def entries(
         name = peer.partition("=")[0]
         form = "gguf" if name == "llama.cpp" else "native"
         yield bench.entry(workload, name, form, peer_measure(bench, peer, workload, peer_rows))
-    for name, changes in ABLATIONS.items() if off else ():
-        options = {"weights": weights[-1], **changes}
-        changed = bench.ours(workload, **options)
-        entry = bench.entry(workload, name, options["weights"], changed)
-        yield replace(entry, alike=alike(measure, changed))
+    for name in changed:
+        options = {"weights": weights[-1], **ABLATIONS[name]}
+        other = bench.ours(workload, **options)
+        entry = bench.entry(workload, name, options["weights"], other)
+        yield replace(entry, alike=alike(measure, other))
 
 
 def line(entry: Entry) -> str:
@@ -219,6 +230,7 @@ def peer_model_in(place: Path) -> Callable[[], str]:
 @click.option("--peer", "peers", multiple=True, help="transformers, vllm=PYTHON or llama.cpp=SERVER; repeatable.")
 @click.option("--peer-rows", type=int, help="Fewer rows for the others.")
 @click.option("--ablation", is_flag=True, help="Also with each feature off alone, in the last of the formats.")
+@click.option("--only", "chosen", multiple=True, type=click.Choice(list(ABLATIONS)), help="Of --ablation; repeatable.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="File for every figure, as JSON.")
 def main(
     names: tuple[str, ...],
@@ -230,11 +242,13 @@ def main(
     peers: tuple[str, ...],
     peer_rows: int | None,
     ablation: bool,
+    chosen: tuple[str, ...],
     out: Path | None,
 ) -> None:
     unknown = [peer for peer in peers if peer.partition("=")[0] not in PEERS]
     if unknown:
         raise click.ClickException(f"--peer: {unknown[0]} is none of {', '.join(PEERS)}")
+    changed = (chosen or ABLATIONS) if ablation else ()
     path = model or str(demo_model_path())
     config = open_checkpoint(path, None).config
     spec = architecture(config).spec(config)
@@ -248,7 +262,7 @@ def main(
         bench = Bench(path, given, size_of(spec), machine)
         for name in names or RECIPES:
             workload = tokenised(path, name, read_rows(name, prompts, rows))
-            for entry in entries(bench, workload, weights, peers, peer_rows, ablation):
+            for entry in entries(bench, workload, weights, peers, peer_rows, changed):
                 click.echo(line(entry))
                 found.append(entry)
     if out:

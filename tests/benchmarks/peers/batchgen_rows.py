@@ -3,7 +3,8 @@
     python batchgen_rows.py ROWS.jsonl '{"model": PATH, "weights": "int4", ...}'
 
 Options beyond those of `Engine.load`: `kernels: reference` computes with the PyTorch references, `shared_items: false`
-reads a shared prefix once for every row, `top` asks for log-probabilities of so many tokens.
+reads a shared prefix once for every row, `ordered: false` takes the rows in the order of the file, `top` asks for
+log-probabilities of so many tokens.
 """
 
 import sys
@@ -76,10 +77,12 @@ def requests(rows: list[dict[str, Any]], top: int | None) -> list[Request]:
 
 def main() -> None:
     rows, options = read_call(sys.argv)
+    ordered = options.pop("ordered", True)
     engine, top = load(options)
     list(engine.run([Request(0, rows[0]["tokens"][:32], Sampling(max_tokens=2))]))  # first calls set up thread pools
+    asked = requests(rows, top)
     start, first, completions = time.time(), 0.0, []
-    for completion in engine.run(requests(rows, top)):
+    for completion in engine.run(asked if ordered else iter(asked)):
         first = first or time.time()
         completions.append(completion)
     end = time.time()
