@@ -1,27 +1,35 @@
-"""Which way each quantised product of a model is fastest on this device: every candidate timed, within a bound of time.
+"""Which way each quantised product of a model, and its attention, is fastest on this device: every candidate timed.
 
 Knows shapes of a model and seconds; what a choice means, and which there are, is the kernels' business.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
 
+import numpy as np
 import torch
 
 from ..kernels import Kernels
+from ..kernels.attention import AttentionItems, Masking
+from ..kernels.attention.gpu_choice import TileKey, tile_candidates
 from ..kernels.chip import chip_of
-from ..kernels.grouped.choice import Choice, Key, candidates
+from ..kernels.grouped.choice import candidates
 from ..kernels.grouped.layout import SYMMETRIC_ZERO
+from ..kernels.kv_format import FORMATS
 from ..kernels.linear_fp8 import Fp8Weight
 from ..kernels.linear_int4 import Int4Weight
 from ..kernels.linear_int8 import Int8Weight
+from ..kernels.tuned import AnyChoice, AnyKey
+from .kv import KVPages, KVShape
 from .spec import ModelSpec
 from .weights.formats import HEAD
 
 TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # of steps: decoding at few rows up to a full prompt chunk
+DECODE, CONTEXT, PROMPT = 64, 1024, 2048  # rows and keys of a step that decodes; a prompt
+BLOCK_SIZE = 16
 INT4_GROUPS = (128, 32)  # of packed checkpoints, and of GGUF blocks
 HEAD_FORMATS = {"int4": "int8", "fp8": "int8"}  # where the head is held in another than the layers
 REPEATS = 15
@@ -32,38 +40,39 @@ BETTER = 0.97  # of the built-in choice's time, below which another is taken
 Timer = Callable[[Callable[[], object]], float]  # seconds of a call
 
 
-class Trial(dict[Key, Choice]):
+class Trial(dict[AnyKey, AnyChoice]):
     """The choices that kernels ask for while they are tried; remembers what was asked last."""
 
-    asked: Key | None = None
+    asked: AnyKey | None = None
 
     def reset(self) -> None:
         """Back to the built-in choices."""
         self.clear()
         self.asked = None
 
-    def get(self, key: Key, default: Choice | None = None) -> Choice | None:  # type: ignore[override]
+    def get(self, key: AnyKey, default: AnyChoice | None = None) -> AnyChoice | None:  # type: ignore[override]
         self.asked = key
         return super().get(key, default)
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One linear of a model in one format: `run` multiplies so many tokens."""
+    """One linear of a model in one format, or its attention: `run` computes for so many tokens, one of `sizes`."""
 
     title: str
     run: Callable[[int], object]
+    sizes: tuple[int, ...] = TOKENS
 
 
 def tune(
     products: Sequence[Product], trial: Trial, timer: Timer, deadline: float, told: Callable[[str], None]
-) -> dict[Key, tuple[Choice, float]]:
+) -> dict[AnyKey, tuple[AnyChoice, float]]:
     """For every product and number of tokens the fastest choice and its seconds, where it is not the built-in one.
 
     `trial` is what the products' kernels take choices from. Ends at `deadline` (perf_counter) with what it has.
     """
-    found: dict[Key, tuple[Choice, float]] = {}
-    plan = [(tokens, product) for tokens in TOKENS for product in products]
+    found: dict[AnyKey, tuple[AnyChoice, float]] = {}
+    plan = [(tokens, product) for tokens in TOKENS for product in products if tokens in product.sizes]
     for place, (tokens, product) in enumerate(plan):
         if time.perf_counter() > deadline:
             told(f"time is up: {len(plan) - place} of {len(plan)} left out, they go by the built-in table")
@@ -72,7 +81,7 @@ def tune(
         if best is not None:
             key, choice, seconds, before = best
             found[key] = choice, seconds
-            gain = f"{before * 1e6:.1f} to {seconds * 1e6:.1f} us by {choice.path}"
+            gain = f"{before * 1e6:.1f} to {seconds * 1e6:.1f} us by {choice}"
             told(f"[{place + 1}/{len(plan)}] {product.title}, {tokens} tokens: {gain}")
         else:
             told(f"[{place + 1}/{len(plan)}] {product.title}, {tokens} tokens: as built in")
@@ -81,15 +90,16 @@ def tune(
 
 def _tune_one(
     product: Product, tokens: int, trial: Trial, timer: Timer, deadline: float
-) -> tuple[Key, Choice, float, float] | None:
+) -> tuple[AnyKey, AnyChoice, float, float] | None:
     """Key, choice, its seconds and those of the built-in; None when that one is best, or nothing was asked."""
     trial.reset()
     before = timer(lambda: product.run(tokens))
     key = trial.asked
     if key is None:
         return None
-    timed: list[tuple[float, int, Choice]] = []
-    for choice in candidates(key.table, tokens):
+    timed: list[tuple[float, int, AnyChoice]] = []
+    tried: Iterable[AnyChoice] = tile_candidates(key) if isinstance(key, TileKey) else candidates(key.table, tokens)
+    for choice in tried:
         if time.perf_counter() > deadline:
             break
         trial[key] = choice
@@ -182,20 +192,55 @@ def _runner(
     return lambda tokens: linear(x[:tokens], packed, None, dtype)
 
 
+def attention_of(
+    spec: ModelSpec, caches: Sequence[str], kernels: Kernels, dtype: torch.dtype, device: torch.device
+) -> Iterator[Product]:
+    """A layer's attention over pages of each KV format: rows that decode, and a prompt, each in a step of its own."""
+    for name in caches:
+        for title, rows, queries, keys in (("decode", DECODE, 1, CONTEXT), ("prompt", 1, PROMPT, PROMPT)):
+            plan = kernels.plan_attention(_items(rows, queries, keys), BLOCK_SIZE)
+            shape = KVShape(1, spec.num_kv_heads, spec.head_dim, FORMATS[name])
+            layer = KVPages(shape, rows * keys // BLOCK_SIZE, BLOCK_SIZE, device).layer(0)
+            query = torch.randn(rows * queries, spec.num_heads, spec.head_dim, dtype=dtype, device=device)
+            run = partial(kernels.attention, query, layer, plan, Masking(spec.attention_scale))
+            yield Product(f"attention, KV {name}, {title}", partial(_of_tokens, run), (rows * queries,))
+
+
+def _items(rows: int, queries: int, keys: int) -> AttentionItems:
+    """Rows of as many keys, whose last tokens attend."""
+    blocks = keys // BLOCK_SIZE
+    return AttentionItems(
+        start=np.zeros(rows, np.int64),
+        length=np.full(rows, keys),
+        block_offset=np.arange(rows + 1) * blocks,
+        blocks=np.random.default_rng(0).permutation(rows * blocks),
+        query_offset=np.arange(rows + 1) * queries,
+        queries=np.arange(rows * queries),
+        positions=np.tile(np.arange(keys - queries, keys), rows),
+    )
+
+
+def _of_tokens(run: Callable[[], object], tokens: int) -> object:
+    return run()
+
+
 def tune_device(
     spec: ModelSpec,
     formats: Sequence[str],
+    caches: Sequence[str],
     dtype: torch.dtype,
     device: torch.device,
     seconds: float,
     told: Callable[[str], None],
-) -> dict[Key, tuple[Choice, float]]:
-    """The same for the linears of a model on the current CUDA device."""
+) -> dict[AnyKey, tuple[AnyChoice, float]]:
+    """The same for the linears and the attention of a model on the current CUDA device."""
     from ..kernels.gpu_table import GpuKernels
 
     deadline, trial = time.perf_counter() + seconds, Trial()
     with torch.inference_mode():
-        products = list(products_of(spec, formats, GpuKernels(chip_of(device), trial), dtype, device))
+        kernels = GpuKernels(chip_of(device), trial)
+        products = list(products_of(spec, formats, kernels, dtype, device))
+        products += attention_of(spec, caches, kernels, dtype, device)
         return tune(products, trial, median_seconds, deadline, told)
 
 

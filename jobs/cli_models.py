@@ -115,6 +115,9 @@ def heads(model: str, data: Path, out: Path, **options: Any) -> int:
 @click.command()
 @click.argument("model", metavar="MODEL")
 @click.option("--weights", default="int4,fp8", show_default=True, help="Weight formats to tune for: int4, int8, fp8.")
+@click.option(
+    "--kv", default="bfloat16,fp8", show_default=True, help='KV cache formats to tune for; "" for no attention.'
+)
 @click.option("--device", default="cuda", show_default=True, help="cuda or cuda:N.")
 @click.option(
     "--minutes", type=click.FloatRange(0.1), default=5.0, show_default=True, help="At most; what is left out is named."
@@ -125,7 +128,7 @@ def heads(model: str, data: Path, out: Path, **options: Any) -> int:
     help="File to add the choices to. [default: $BATCHGEN_TUNED, else tuned.json in the user's cache]",
 )
 @debug
-def tune(model: str, weights: str, **options: Any) -> int:
+def tune(model: str, weights: str, kv: str, **options: Any) -> int:
     """Find out which kernels are fastest for MODEL on this GPU, and keep that in a file that later runs read.
 
     Only shapes are read of MODEL. Without such a file a built-in table is used; a run never tunes by itself.
@@ -135,7 +138,8 @@ def tune(model: str, weights: str, **options: Any) -> int:
     formats = names("--weights", weights, ("int4", "int8", "fp8"))
     if not formats:
         raise UsageError("--weights: names no format")
-    click.echo(tune_model(model, TuneOptions(weights=formats, **options), click.echo))
+    caches = names("--kv", kv, ("bfloat16", "fp8", "int8", "int4"))
+    click.echo(tune_model(model, TuneOptions(weights=formats, kv=caches, **options), click.echo))
     return 0
 
 

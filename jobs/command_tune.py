@@ -1,4 +1,4 @@
-"""`batchgen tune`: which way the quantised products of a model are fastest on this GPU, kept in a file.
+"""`batchgen tune`: which way quantised products and attention of a model are fastest on this GPU, kept in a file.
 
 Composed from the model's config, the device and the kernels' choices; loads no weights and knows no job file.
 """
@@ -12,9 +12,10 @@ from .errors import UsageError
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """The weight formats to tune for, and for how long; `out` None: the file that engines read."""
+    """The formats of weights and KV to tune for, and for how long; `out` None: the file that engines read."""
 
     weights: tuple[str, ...]
+    kv: tuple[str, ...]
     device: str
     minutes: float
     out: Path | None
@@ -44,6 +45,6 @@ def tune_model(model: str, options: TuneOptions, told: Callable[[str], None]) ->
     config = open_checkpoint(model).config
     spec = architecture(config).spec(config)
     name = torch.cuda.get_device_name(device)
-    found = tune_device(spec, options.weights, torch.bfloat16, device, 60 * options.minutes, told)
+    found = tune_device(spec, options.weights, options.kv, torch.bfloat16, device, 60 * options.minutes, told)
     write_tuned(path, name, found)
     return f"{path}: {len(found)} choices for {name}, faster than the built-in ones"

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from .attention import AttentionItems, Masking
 from .attention import gpu as gpu_attention
+from .attention.gpu_choice import Tiles
 from .chip import Chip
-from .grouped.choice import Choice, Choices, Key
+from .grouped.choice import Choices
 from .kv_format import LayerPages
 from .linear_fp8 import Fp8Weight
 from .linear_fp8 import gpu as gpu_fp8
@@ -33,9 +34,10 @@ from .token_mask import gpu as gpu_token_mask
 class GpuKernels(ReferenceKernels):
     """Ops by Triton; those that are best left to torch are the reference's."""
 
-    def __init__(self, chip: Chip, tuned: Mapping[Key, Choice] | None = None) -> None:
-        """For a chip, which need not be at hand; `tuned` goes before the table of choices."""
-        self.choices = Choices(chip, {} if tuned is None else tuned)
+    def __init__(self, chip: Chip, tuned: Mapping[Any, Any] | None = None) -> None:
+        """For a chip, which need not be at hand; `tuned` (see kernels/tuned) goes before what is built in."""
+        found = {} if tuned is None else tuned
+        self.choices, self.tiles = Choices(chip, found), Tiles(chip, found)
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         return gpu_rms_norm.rms_norm(x, weight, epsilon)
@@ -91,7 +93,7 @@ class GpuKernels(ReferenceKernels):
         return out
 
     def plan_attention(self, items: AttentionItems, block_size: int) -> gpu_attention.GpuPlan:
-        return gpu_attention.plan_attention(items, block_size, self.choices.chip)
+        return gpu_attention.plan_attention(items, block_size, self.tiles)
 
     def attention(self, query: Tensor, pages: LayerPages, plan: gpu_attention.GpuPlan, masking: Masking) -> Tensor:
         return gpu_attention.attention(query, pages, plan, masking)

@@ -20,14 +20,14 @@ import torch
 import triton
 from torch import Tensor
 
-from ..chip import Chip
 from ..kv_format import LayerPages
 from ..kv_format.gpu import addresses
 from ..launch import Launch
 from . import AttentionItems, Masking
+from .gpu_choice import Tiles
 from .gpu_kernels import attend, merge
 from .gpu_tasks import Geometry, Sizes, Table, Tasks, make_tasks
-from .gpu_tiles import make_variant, tile, wide_rows
+from .gpu_tiles import make_variant
 
 LOG2_E = 1.4426950408889634
 MERGED_NUMBERS = 1024  # that one program of the merge holds: 16 bytes a thread
@@ -62,13 +62,13 @@ class GpuPlan:
 
     items: AttentionItems
     block_size: int
-    chip: Chip
+    tiles: Tiles
     layouts: dict[Geometry, Layout] = field(default_factory=dict)
 
     def layout(self, num_heads: int, pages: LayerPages, dtype: torch.dtype) -> Layout:
         """For queries of this dtype over such pages. Raises ValueError when a query is in no item."""
-        rows = wide_rows(pages, dtype, self.chip)
-        return self.laid_out(Geometry(num_heads, pages.num_kv_heads, self.block_size, self.chip.multiprocessors, rows))
+        rows, processors = self.tiles.wide_rows(pages, dtype), self.tiles.chip.multiprocessors
+        return self.laid_out(Geometry(num_heads, pages.num_kv_heads, self.block_size, processors, rows))
 
     def laid_out(self, geometry: Geometry) -> Layout:
         """The same for a geometry that another plan has a layout for."""
@@ -78,9 +78,9 @@ class GpuPlan:
         return self.layouts[geometry]
 
 
-def plan_attention(items: AttentionItems, block_size: int, chip: Chip) -> GpuPlan:
+def plan_attention(items: AttentionItems, block_size: int, tiles: Tiles) -> GpuPlan:
     """See the contract. Nothing is copied to a device before a layer runs or a layout is refilled."""
-    return GpuPlan(items, block_size, chip)
+    return GpuPlan(items, block_size, tiles)
 
 
 def attention(query: Tensor, pages: LayerPages, plan: GpuPlan, masking: Masking) -> Tensor:
@@ -97,7 +97,7 @@ def attention(query: Tensor, pages: LayerPages, plan: GpuPlan, masking: Masking)
     partials = torch.empty(*sizes, head_dim, dtype=query.dtype, device=query.device)
     sums = torch.empty(sizes, device=query.device)
     table = layout.table(query.device)
-    for launch in launches(query, out, partials, sums, pages, layout, table, masking, plan.chip):
+    for launch in launches(query, out, partials, sums, pages, layout, table, masking, plan.tiles):
         launch.run()
     return out
 
@@ -111,7 +111,7 @@ def launches(
     layout: Layout,
     table: Tensor,
     masking: Masking,
-    chip: Chip,
+    tiles: Tiles,
 ) -> list[Launch]:
     """What one layer launches: narrow tasks, wide tasks, the merge; those alone that there are."""
     offsets = layout.sizes.offsets()
@@ -119,16 +119,19 @@ def launches(
     inner, outer = _score_factors(masking)
     made = []
     for tasks, count, is_wide in ((narrow, layout.sizes.narrow, False), (wide, layout.sizes.wide, True)):
-        variant = make_variant(query, pages, layout.geometry, masking, is_wide, chip)
-        chosen = tile(pages, query.dtype, is_wide, chip)
+        if not count:
+            continue
+        chosen = tiles.choose(pages, query.dtype, is_wide)
+        variant = make_variant(query, pages, layout.geometry, masking, is_wide, chosen)
         arguments = (
             *(query, out, partials, sums, *addresses(pages.keys), *addresses(pages.values), tasks, *lists),
             *(query.stride(0), query.stride(1), pages.head_step, pages.block_step, inner, outer, masking.window or 0),
         )
         grid = (count * pages.num_kv_heads,)
         made.append(Launch(attend, grid, arguments, {"V": variant}, chosen.num_warps, chosen.num_stages))
-    made.append(_merge_launch(out, partials, sums, merges, layout.sizes.merges))
-    return [launch for launch in made if all(launch.grid)]
+    if layout.sizes.merges:
+        made.append(_merge_launch(out, partials, sums, merges, layout.sizes.merges))
+    return made
 
 
 def _merge_launch(out: Tensor, partials: Tensor, sums: Tensor, merges: Tensor, count: int) -> Launch:

@@ -14,9 +14,11 @@ from torch import Tensor
 
 from .. import Kernels
 from ..case import Arguments, Case, Op, Results
+from ..chip import Chip
 from ..kv_format import FORMATS, KVFormat, LayerPages, Pages
 from . import AttentionItems, Ints, Masking, cases, format_cases
 from .cases import Shape, Step
+from .gpu_choice import Tiles
 
 NARROW, WIDE, MERGE = "narrow", "wide", "merge"
 COMPARED = 8  # rows of a large case
@@ -24,10 +26,10 @@ COMPARED = 8  # rows of a large case
 
 def path(query: Tensor, pages: LayerPages, items: AttentionItems, masking: Masking) -> list[tuple[Any, ...]]:
     """What is launched, with how many tasks, or merged queries, before rounding."""
-    from ..chip import Chip
     from .gpu import plan_attention
 
-    sizes = plan_attention(items, pages.block_size, Chip()).layout(query.shape[1], pages, query.dtype).tasks.sizes
+    plan = plan_attention(items, pages.block_size, Tiles(Chip(), {}))
+    sizes = plan.layout(query.shape[1], pages, query.dtype).tasks.sizes
     counts = ((NARROW, sizes.narrow), (WIDE, sizes.wide), (MERGE, sizes.merges))
     return [(name, count) for name, count in counts if count]
 

@@ -5,7 +5,7 @@ The crossings are a literal table; what tuning has found for a device and a shap
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
@@ -43,6 +43,9 @@ class Choice:
     warps: int = 4
     stages: int = 4
     splits: int = 1
+
+    def __str__(self) -> str:
+        return self.path
 
 
 UNBOUNDED = 1 << 62
@@ -105,10 +108,10 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The choices of one chip; `tuned` has what was measured on it."""
+    """The choices of one chip; `tuned` has what was measured on it, by `Key`."""
 
     chip: Chip
-    tuned: Mapping[Key, Choice]
+    tuned: Mapping[Any, Any]
 
     def choose(self, table: str, weight: "GroupedWeight", tokens: int) -> Choice:
         """The way for a batch of so many tokens, cut into programs."""

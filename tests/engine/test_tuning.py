@@ -8,10 +8,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchgen.engine import kv
 from batchgen.engine.spec import ModelSpec
-from batchgen.engine.tuning import REPEATS, TOKENS, Product, Trial, median_seconds, products_of, shapes_of, tune
+from batchgen.engine.tuning import (
+    REPEATS,
+    TOKENS,
+    Product,
+    Trial,
+    attention_of,
+    median_seconds,
+    products_of,
+    shapes_of,
+    tune,
+)
 from batchgen.jobs.command_tune import TuneOptions, tune_model
 from batchgen.jobs.errors import UsageError
+from batchgen.kernels.attention.gpu_choice import Tile, TileKey
 from batchgen.kernels.chip import Chip
 from batchgen.kernels.grouped.choice import TABLES, Choice, Key, bucket, candidates
 from batchgen.kernels.launch import Launch
@@ -96,7 +108,17 @@ KEYS = st.builds(
 )
 
 
-@given(first=st.dictionaries(KEYS, CHOICES), second=st.dictionaries(KEYS, CHOICES))
+CACHES = st.sampled_from(["bfloat16", "fp8"])
+TILE_KEYS = st.builds(TileKey, CACHES, CACHES, st.just("bfloat16"), st.sampled_from([64, 128]), st.booleans())
+TILES = st.builds(Tile, st.sampled_from([32, 64]), st.sampled_from([4, 8]), st.integers(1, 4))
+FOUND = st.builds(
+    lambda products, tiles: {**products, **tiles},
+    st.dictionaries(KEYS, CHOICES),
+    st.dictionaries(TILE_KEYS, TILES, max_size=4),
+)
+
+
+@given(first=FOUND, second=FOUND)
 def test_what_is_written_is_read_and_added_to(tmp_path_factory, first, second):
     path = tmp_path_factory.mktemp("tuned") / "deep" / "tuned.json"
     for found in (first, second):
@@ -115,6 +137,10 @@ def test_what_is_written_is_read_and_added_to(tmp_path_factory, first, second):
         '{"version": 2, "devices": {"X": [{"table": "wide"}]}}',
         '{"version": 2, "devices": {"X": [{"table": "wide", "codes": "int4", "group": 1, '
         '"tokens": 1, "outputs": 1, "inputs": 1, "choice": {"path": "magic"}}]}}',
+        '{"version": 2, "devices": {"X": [{"table": "wide", "codes": "int4", "group": 1, '
+        '"tokens": 1, "outputs": 1, "inputs": 1, "choice": {"path": "tiles", "tokens": 256}}]}}',
+        '{"version": 2, "devices": {"X": [{"keys": "fp8", "values": "fp8", "dtype": "bfloat16", "head_dim": 64, '
+        '"wide": true, "tile": {"keys": 48, "num_warps": 4, "num_stages": 2}}]}}',
     ],
 )
 def test_a_file_that_is_none_is_refused_by_name(tmp_path, text):
@@ -140,7 +166,7 @@ def test_a_file_that_cannot_be_added_to_is_refused_before_the_tuning(tmp_path, m
     path = tmp_path / "tuned.json"
     path.write_text("[]")
     with pytest.raises(UsageError, match=r"--out: .*tuned\.json: no file of tuned choices"):
-        tune_model("no model is opened", TuneOptions(("int4",), "cuda", 1.0, path), print)
+        tune_model("no model is opened", TuneOptions(("int4",), ("fp8",), "cuda", 1.0, path), print)
 
 
 def test_where_the_file_is(tmp_path, monkeypatch):
@@ -193,6 +219,32 @@ def asked(formats: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> list[Key
 def test_every_product_is_tuned_for_itself(monkeypatch):
     keys = asked(("int4", "int8", "fp8"), monkeypatch)
     assert len(set(keys)) == len(keys)
+
+
+def attention_products(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> list[Product]:
+    from batchgen.kernels.gpu_table import GpuKernels
+
+    monkeypatch.setattr(Launch, "run", lambda launch: None)
+    monkeypatch.setattr(kv, "_zeros", lambda sizes, dtype, device: torch.zeros(sizes, dtype=dtype))  # as on a device
+    kernels = GpuKernels(Chip(), trial)
+    return list(attention_of(tiny_spec(), ("fp8",), kernels, torch.bfloat16, torch.device("cpu")))
+
+
+def test_attention_is_tuned_for_few_queries_and_for_many(monkeypatch):
+    trial, best = Trial(), Tile(32, 4, 2)
+    decode, prompt = attention_products(trial, monkeypatch)
+    keys = [TileKey("fp8", "fp8", "bfloat16", 16, wide) for wide in (False, True)]
+
+    def timer(call) -> float:
+        call()
+        return 0.5 if best in trial.values() else 1.0
+
+    lines: list[str] = []
+    found = tune([prompt, decode], trial, timer, FOREVER, lines.append)
+    assert found == dict.fromkeys(keys, (best, 0.5))
+    assert (
+        lines[0] == "[1/2] attention, KV fp8, decode, 64 tokens: 1000000.0 to 500000.0 us by 32 keys, 4 warps, 2 stages"
+    )
 
 
 def test_a_small_weight_is_read_from_another_copy_each_time():

@@ -15,6 +15,7 @@ from interpreted import plan
 
 from batchgen.kernels.attention import AttentionItems, Masking, cases, gpu, gpu_cases
 from batchgen.kernels.attention.cases import Step
+from batchgen.kernels.attention.gpu_choice import Tile, TileKey, Tiles
 from batchgen.kernels.attention.gpu_tasks import Geometry, Sizes, Tasks, make_tasks, round_up
 from batchgen.kernels.case import Case, error
 from batchgen.kernels.chip import Chip
@@ -127,8 +128,8 @@ def test_sizes_are_rounded_up_by_a_quarter_at_most(count: int) -> None:
 
 def test_a_layout_is_refilled_in_place() -> None:
     """What a captured graph reads afterwards is what a new layout of its sizes would hold."""
-    held = gpu.plan_attention(cases.decode_shared(320, 60).build()[0], 16, Chip()).layout(*LAYER)
-    other = gpu.plan_attention(cases.decode_shared(256, 55).build()[0], 16, Chip()).layout(*LAYER)
+    held = gpu.plan_attention(cases.decode_shared(320, 60).build()[0], 16, Tiles(Chip(), {})).layout(*LAYER)
+    other = gpu.plan_attention(cases.decode_shared(256, 55).build()[0], 16, Tiles(Chip(), {})).layout(*LAYER)
     table = held.table(torch.device("cpu"))
     address, sizes = table.data_ptr(), held.sizes
     held.refill(other)
@@ -138,11 +139,11 @@ def test_a_layout_is_refilled_in_place() -> None:
 
 
 def test_a_step_that_does_not_fit_is_refused() -> None:
-    held = gpu.plan_attention(cases.decode(8, 100).build()[0], 16, Chip()).layout(*LAYER)
+    held = gpu.plan_attention(cases.decode(8, 100).build()[0], 16, Tiles(Chip(), {})).layout(*LAYER)
     held.table(torch.device("cpu"))
     for step in (cases.decode(9, 100), cases.decode(8, 300), cases.prefill(0, 40), cases.decode_shared(64, 8)):
         with pytest.raises(ValueError, match="does not fit"):
-            held.refill(gpu.plan_attention(step.build()[0], 16, Chip()).layout(*LAYER))
+            held.refill(gpu.plan_attention(step.build()[0], 16, Tiles(Chip(), {})).layout(*LAYER))
 
 
 def test_tables_of_one_size_lay_out_alike() -> None:
@@ -163,13 +164,31 @@ def launched(
     query = empty(64, num_heads, head_dim, dtype=dtype)
     stored = LayerPages(pages(format, num_kv_heads, head_dim), pages(format, num_kv_heads, head_dim))
     chip = Chip((capability // 10, capability % 10))
-    plan = gpu.plan_attention(cases.decode_shared(2000, 64).build()[0], 16, chip)
+    plan = gpu.plan_attention(cases.decode_shared(2000, 64).build()[0], 16, Tiles(chip, {}))
     layout = plan.layout(num_heads, stored, query.dtype)
     sums = empty(layout.sizes.partials, num_heads, dtype=torch.float32)
     table = empty(layout.sizes.offsets()[-1], dtype=torch.int32)
     masking = masking or Masking(head_dim**-0.5)
-    made = gpu.launches(query, query, query, sums, stored, layout, table, masking, chip)
+    made = gpu.launches(query, query, query, sums, stored, layout, table, masking, Tiles(chip, {}))
     return dict(zip((gpu_cases.NARROW, gpu_cases.WIDE, gpu_cases.MERGE), made, strict=True))
+
+
+def test_a_tile_that_was_tuned_is_taken() -> None:
+    tuned, key = Tile(32, 8, 4), TileKey("fp8", "bfloat16", "bfloat16", 128, True)
+    stored = LayerPages(pages("fp8", 8, 128), pages("bfloat16", 8, 128))
+    tiles = Tiles(Chip(), {key: tuned})
+    assert tiles.choose(stored, torch.bfloat16, True) == tuned
+    for other, dtype, wide in (
+        (stored, torch.bfloat16, False),
+        (stored, torch.float16, True),
+        (LAYER[1], LAYER[2], True),
+    ):
+        assert tiles.choose(other, dtype, wide) != tuned
+    plan = gpu.plan_attention(cases.prefill(0, 64).build()[0], 16, tiles)
+    query, layout = empty(64, 32, 128, dtype=torch.bfloat16), plan.layout(32, stored, torch.bfloat16)
+    table = empty(layout.sizes.offsets()[-1], dtype=torch.int32)
+    (launch,) = gpu.launches(query, query, query, query, stored, layout, table, Masking(1.0), tiles)
+    assert (launch.constants["V"].keys, launch.num_warps, launch.num_stages) == (32, 8, 4)
 
 
 def check(launch: Launch, capability: int, wide: bool) -> None:
@@ -226,6 +245,6 @@ def test_blocks_that_lie_apart_are_refused() -> None:
     """As the host keeps them."""
     query, keys, values, items, masking = cases.make(cases.decode(2, 20), cases.Shape(4, 2, 16), torch.bfloat16)
     sides = [torch.stack([side.transpose(0, 1)] * 2, 1)[:, 0].transpose(0, 1) for side in (keys, values)]
-    step = gpu.plan_attention(items, 16, Chip())
+    step = gpu.plan_attention(items, 16, Tiles(Chip(), {}))
     with pytest.raises(ValueError, match="side by side"):
         gpu.attention(query, plain_pages(*sides), step, masking)
