@@ -57,13 +57,17 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """CUDA graphs with one memory pool, as they never run beside each other."""
+    """CUDA graphs with one memory pool, as they never run beside each other, captured on one stream of the device.
+
+    On one, because libraries keep scratch memory for every stream; and on its own: that of torch is the first device's.
+    """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def record(self, call: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        current, aside = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        current, aside = torch.cuda.current_stream(), self._aside
         aside.wait_stream(current)
         try:
             with torch.cuda.stream(aside):  # first without recording: kernels are compiled, libraries take scratch
@@ -71,7 +75,7 @@ class CudaRecorder:
         finally:
             current.wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        captured = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
+        captured = torch.cuda.graph(graph, pool=self._pool, stream=aside, capture_error_mode="thread_local")
         with torch.cuda.stream(current), captured:  # a capture that fails may leave its own stream the current one
             out = call()
 

@@ -122,7 +122,7 @@ def column(tile, PLACE: tl.constexpr, COUNT: tl.constexpr, ROWS: tl.constexpr):
     return chosen.to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def multiply(
     x, x_stride, token_scale, terms, codes, plane_stride, row_stride, scale, minimum, bias, out,
     tokens, outputs, inputs, steps, steps_per_split,

@@ -26,7 +26,7 @@ def check_finite(logits, stride, out, vocabulary, BLOCK: tl.constexpr):
     tl.store(out + row, (tl.max(broken, 0) == 0) & (best > float("-inf")) & (best < float("inf")))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["entries"])
 def penalise_entries(
     logits, rows, tokens, counts, repetition, presence, frequency, vocabulary, entries, BLOCK: tl.constexpr
 ):

@@ -1,5 +1,8 @@
 """Steps replayed from recordings: which are recorded, how they are padded, and that padding changes no token."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import tiny
 import torch
@@ -10,7 +13,7 @@ from recorded import CallingRecorder, RefillableKernels
 from batchgen import kernels as op_tables
 from batchgen.engine import Engine, Request, Sampling
 from batchgen.engine import engine as engine_module
-from batchgen.engine.graphs import MOST, Recorded, Recurrence, out_of_memory, padded_size
+from batchgen.engine.graphs import MOST, CudaRecorder, Recorded, Recurrence, out_of_memory, padded_size
 
 
 @given(st.integers(1, 4096))
@@ -31,6 +34,40 @@ def test_what_recurs_is_recorded_and_the_longest_unused_given_up():
     policy.recurs("a")
     assert policy.surplus(kept) == ["b"]
     assert policy.surplus({"a": 0, "c": 0}) == []
+
+
+class Stream:
+    def wait_stream(self, other: "Stream") -> None:
+        return None
+
+
+def test_every_capture_and_its_rehearsal_are_on_one_stream_of_the_recorder(monkeypatch):
+    """Libraries keep scratch for each stream they have seen; the stream torch would take may be another device's."""
+    used, made = [], []
+
+    def stream() -> Stream:
+        made.append(Stream())
+        return made[-1]
+
+    def graph(graph, *, pool, stream, capture_error_mode):
+        assert pool == "pool"
+        used.append(("captured", stream))
+        return nullcontext()
+
+    def current(stream):
+        used.append(("current", stream))
+        return nullcontext()
+
+    default = Stream()
+    fakes = {"Stream": stream, "graph": graph, "stream": current, "current_stream": lambda: default}
+    fakes |= {"graph_pool_handle": lambda: "pool", "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None)}
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    recorder = CudaRecorder()
+    replays = [recorder.record(lambda: torch.ones(1)) for _ in range(2)]
+    assert [replay().item() for replay in replays] == [1, 1]
+    (own,) = made
+    assert used == [("current", own), ("captured", own), ("current", default)] * 2
 
 
 PROMPTS = [tiny.random_prompt(3 + 5 * (at % 4), seed=at // 2) for at in range(11)]

@@ -95,6 +95,8 @@ def _signature(launch: Launch) -> tuple[dict[str, str], dict[Any, Any], dict[Any
     types, constants, attributes = {}, {}, {}
     for place, (name, value) in enumerate(zip(names, launch.arguments, strict=False)):
         types[name], aligned = _type(value)
+        if launch.kernel.params[place].do_not_specialize:
+            types[name], aligned = "i32", False
         if types[name] == "constexpr":
             constants[(place,)] = value
         if aligned:
