@@ -143,7 +143,8 @@ def plan_codes(
     addresses = (rows, rows.stride(0), out, out.shape[1], scale, scale.stride(0), summed, summed.stride(0))
     warps = min(16, max(4, parts * block // 512))
     grid = (len(x), -(-segments // parts))
-    return Launch(round_to_codes, grid, (*addresses, x.shape[1], segment, segments, chains), constants, warps)
+    sizes = (x.shape[1], segment, segments, chains)
+    return Launch(round_to_codes, grid, (*addresses, *sizes), constants, warps, fused=False)
 
 
 def plan_sums(x: Tensor, sums: Tensor, chain: int) -> Launch:

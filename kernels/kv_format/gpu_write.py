@@ -1,7 +1,7 @@
 """Making codes of vectors in Triton, bit for bit as reference.py does: what the KV write stores.
 
-Knows tiles [heads, padded] of float32 numbers in element order, and where they go. No product is followed at once by a
-sum here, so that a compiler has nothing to fuse and every step is rounded as the reference rounds it.
+Knows tiles [heads, padded] of float32 numbers in element order, and where they go. Every step is rounded as the
+reference rounds it, so launches do not let products and sums be fused.
 """
 
 import triton

@@ -130,7 +130,7 @@ def plan(
         *(pages.head_step, pages.block_step),
     )
     grid = (len(query), 2 + triton.cdiv(variant.heads, variant.some))
-    return Launch(turn_and_store, grid, arguments, {"V": variant}, num_warps=4)
+    return Launch(turn_and_store, grid, arguments, {"V": variant}, num_warps=4, fused=False)
 
 
 def make_variant(query: Tensor, cos: Tensor, pages: LayerPages) -> Variant:

@@ -23,6 +23,7 @@ Made = tuple[Callable[[], Any], float | None, float, float]
 SHAPES = {"output": (4096, 4096), "gate and up": (28672, 4096), "down": (4096, 14336)}  # outputs, inputs
 HEAD = (128256, 4096)
 ROWS = (1, 16, 64, 256, 2048)
+MIDDLE = (512, 1024)  # where 4-bit codes meet 8-bit floats, besides
 CHECKED = 48  # outputs and rows of a product that are computed a second time
 SMALL = {"output": (64, 256)}
 
@@ -31,7 +32,7 @@ def step_cases(kernels: Kernels, device: torch.device, smoke: bool) -> Iterator[
     """Name, and what makes (the call to time, its error, bytes moved, operations)."""
     for form in FORMS:
         for part, (outputs, inputs) in (SMALL if smoke else SHAPES).items():
-            for rows in (3, 70) if smoke else ROWS:
+            for rows in (3, 70) if smoke else (*ROWS, *(MIDDLE if "int4" in form else ())):
                 name = f"8B {part} {outputs}x{inputs}, {form}, {rows} rows"
                 yield name, partial(_linear, kernels, device, form, rows, outputs, inputs)
     outputs, inputs = (600, 128) if smoke else HEAD

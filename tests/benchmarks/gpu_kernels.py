@@ -18,6 +18,7 @@ from batchgen.kernels.attention.gpu_cases import large_op
 from batchgen.kernels.case import Case, Op, error
 from batchgen.kernels.cases import LARGE
 
+PLAIN = 8  # cases of attention over bfloat16, which come first
 LOOSE = 0.05  # of 1 + |expected|, between two computations that round in their own ways
 
 
@@ -52,11 +53,13 @@ def _fp8_rate(left: torch.Tensor, right: torch.Tensor, device: torch.device) -> 
 def time_kernels(budget: Budget, device: torch.device, limits: Limits, smoke: bool) -> None:
     kernels = op_tables.load(str(device))
     attention = large_op(scale=64 if smoke else 1)
-    for case in attention.cases[:3] if smoke else attention.cases:
-        name = f"8B attention: {case.name}"
-        budget.measure(name, 4.0, lambda case=case: _attention(case, attention, kernels, device, limits))
+    plain, narrow = attention.cases[:PLAIN], attention.cases[PLAIN:]  # by the format of keys and values
+    for case in plain[:3] if smoke else plain:
+        _time_attention(budget, case, attention, kernels, device, limits)
     for name, make in step_cases(kernels, device, smoke):
         budget.measure(name, 2.0, lambda make=make: _timed(*make(), device, limits))
+    for case in narrow[:1] if smoke else narrow:
+        _time_attention(budget, case, attention, kernels, device, limits)
     for op in LARGE:
         for case in op.cases[:1] if smoke else op.cases:
             if not smoke or case.operations < 10**9:
@@ -90,6 +93,10 @@ def _timed(
         "TFLOP/s": operations / took / 1e12,
         "of_gemm": operations / took / limits.bfloat16,
     }
+
+
+def _time_attention(budget: Budget, case: Case, op: Op, kernels: Kernels, device: torch.device, limits: Limits) -> None:
+    budget.measure(f"8B attention: {case.name}", 3.0, lambda: _attention(case, op, kernels, device, limits))
 
 
 def _attention(case: Case, op: Op, kernels: Kernels, device: torch.device, limits: Limits) -> dict[str, Any]:

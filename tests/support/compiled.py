@@ -62,6 +62,10 @@ class Program:
         """Matrix instructions that multiply 8-bit floats."""
         return len(re.findall(r"(?:wgmma\.mma_async|mma\.sync)[\w.]*\.e4m3|tcgen05\.mma[\w.:]*kind::f8f6f4", self.ptx))
 
+    def fused(self) -> int:
+        """Products and sums of float32 that are rounded once."""
+        return len(re.findall(r"\bfma\.rn\.(?:ftz\.)?f32", self.ptx))
+
     def wide_loads(self) -> int:
         """Loads and asynchronous copies of 8 or 16 bytes a thread."""
         vector = r"ld\.global[\w.:]*\.v[24]\.b(32|64)|cp\.async\.c[ag]\.[^;]*, 0x(8|10)(?![0-9a-f])"
@@ -83,8 +87,7 @@ def empty_pages(name: str, num_heads: int, head_dim: int) -> Pages:
 def compile_launch(launch: Launch, capability: int) -> Program:
     """The launch's kernel as it would be compiled on a device of this capability (90 for H100 and H200)."""
     source = ASTSource(launch.kernel, *_signature(launch))
-    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options())
     registers, stack = _resources(compiled.asm["cubin"])
     return Program(capability, compiled.asm["ptx"], compiled.metadata.shared, registers, stack)
 
