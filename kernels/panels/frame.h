@@ -12,7 +12,7 @@ namespace batchgen {
 
 constexpr int OUTPUTS = 16;  // of a panel
 constexpr int PARTS = OUTPUTS / WIDTH;
-constexpr int64_t LEAST_PARALLEL = 1 << 18;  // products below which waking the threads costs more than it gains
+constexpr int64_t LEAST_PARALLEL = 5 << 17;  // products below which waking the threads costs more than it gains
 constexpr int64_t LEAST_NUMBERS = 1 << 13;   // of the batch that a thread prepares
 
 #if defined(__AVX512F__)
