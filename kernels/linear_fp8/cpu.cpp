@@ -133,6 +133,7 @@ template <int T, int P, class Out, class Number>
 void tile(const Weight& weight, const Number* panel, int64_t stride, int64_t first, const uint16_t* x, const Call& call,
           int64_t token, Ahead& ahead) {
     const int64_t x_stride = weight.pairs() * 2;
+    ask_for_results<Out, T, P>(first, call, token);
     Values totals[T][P] = {};
     for (int64_t group = 0; group < weight.groups; ++group) {
         int64_t pair = group * weight.group / 2;

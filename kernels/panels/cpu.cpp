@@ -122,6 +122,7 @@ void tile(const Weight& weight, const Panels& panels, const Activations& x, cons
     const int8_t* codes = x.codes + token * x.code_stride;
     const float *factor = x.scale + token * segments, *group_sums = x.sums + token * weight.groups;
     const int32_t* offsets = x.offsets + token * segments;
+    ask_for_results<Out, T, P>(panels.first, call, token);
     Values totals[T][P] = {};
     for (int64_t group = 0; group < weight.groups; ++group) {
         Values scale[P];

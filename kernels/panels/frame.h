@@ -14,6 +14,7 @@ constexpr int OUTPUTS = 16;  // of a panel
 constexpr int PARTS = OUTPUTS / WIDTH;
 constexpr int64_t LEAST_PARALLEL = 5 << 17;  // products below which waking the threads costs more than it gains
 constexpr int64_t LEAST_NUMBERS = 1 << 13;   // of the batch that a thread prepares
+constexpr int64_t FAR_BYTES = 1 << 20;       // of results: more than a core keeps
 
 #if defined(__AVX512F__)
 constexpr int TILE_TOKENS = 6, TILE_PANELS = 2;
@@ -102,6 +103,17 @@ inline void store_values(Out* p, const Values& values, int64_t count) {
         else if (left > 0)
             store_part(p + part * WIDTH, values.part[part], int(left));
     }
+}
+
+// Asks for the lines that a tile will write, while it is computed, where results lie too far apart to be near a core.
+template <class Out, int T, int P>
+BATCHGEN_INLINE void ask_for_results(int64_t first, const Call& call, int64_t token) {
+    constexpr int64_t BYTES = P * OUTPUTS * sizeof(Out);
+    const int64_t stride = call.out_stride * int64_t(sizeof(Out));
+    if (call.tokens * stride < FAR_BYTES) return;
+    const char* row = static_cast<const char*>(call.out) + token * stride + first * int64_t(sizeof(Out));
+    for (int t = 0; t < T; ++t, row += stride)
+        for (int64_t byte = 0; byte < BYTES; byte += 64) __builtin_prefetch(row + byte, 1, 3);
 }
 
 // The results of a tile: `first` is its first output of `outputs`.
