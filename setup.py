@@ -8,6 +8,7 @@ import platform
 import sys
 from glob import glob
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 from setuptools import Extension, setup
@@ -30,12 +31,19 @@ X86 = {
     "avx512": [*(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "bf16", "vnni")), "-mfma"],
     "avx2": ["-mavx2", "-mfma"],
 }
+MADE = Path("build/native")  # a header that says which sources a library is built from
 IN_TREE = Path("kernels/native")  # where an editable install keeps them
 SETS = {"portable": [], **(X86 if platform.machine().lower() in ("x86_64", "amd64") else {})}
 
 
 class BuildLibraries(build_ext):
     """Keeps the object files of the instruction sets apart, and gives the libraries names without a Python version."""
+
+    def build_extensions(self) -> None:
+        digest = run_path("kernels/native/sources.py")["digest"](Path("kernels"))
+        MADE.mkdir(parents=True, exist_ok=True)
+        (MADE / "sources.h").write_text(f'#define BATCHGEN_SOURCES "{digest}"\n', encoding="ascii")
+        super().build_extensions()
 
     def build_extension(self, ext: Extension) -> None:
         shared, self.build_temp = self.build_temp, str(Path(self.build_temp) / ext.name)
@@ -69,6 +77,7 @@ setup(
             f"batchgen.kernels.native.{name}",
             SOURCES,
             depends=HEADERS,
+            include_dirs=[str(MADE)],
             extra_compile_args=[*FLAGS, *flags],
             extra_link_args=["-pthread"],
             language="c++",

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from .sources import digest
+
 NUMBERS = frozenset({torch.float32, torch.bfloat16})  # dtypes that the libraries compute with
 SETS = ("avx512", "avx2", "portable")  # best first; the order is batchgen_instruction_set's, reversed
 FOLDER = Path(__file__).parent
@@ -26,12 +28,25 @@ def available() -> tuple[str, ...]:
 
 @cache
 def open_library(name: str) -> ctypes.CDLL:
-    """The library of an instruction set. Raises ValueError when this machine has none."""
+    """The library of an instruction set. Raises ValueError when this machine has none, RuntimeError for a stale one."""
     if name not in available():
         raise ValueError(f"native kernels for {name!r}: not built or not for this processor (there are: {available()})")
     library = ctypes.CDLL(str(FOLDER / f"{name}.so"))
+    _require_current(library, name)
     use_threads_of_torch(library)
     return library
+
+
+def _require_current(library: ctypes.CDLL, name: str) -> None:
+    """Calls laid out for other sources would read and write anywhere."""
+    expected, built_from = digest(FOLDER.parent), None
+    if hasattr(library, "batchgen_sources"):
+        library.batchgen_sources.restype = ctypes.c_char_p
+        built_from = library.batchgen_sources().decode()
+    if expected and built_from != expected:
+        raise RuntimeError(
+            f"{FOLDER / name}.so was built from other sources than lie there now: run `pip install -e .`"
+        )
 
 
 def arguments(*values: int | float) -> list[ctypes.c_int64 | ctypes.c_double]:

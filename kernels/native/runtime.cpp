@@ -15,6 +15,7 @@
 
 #include "export.h"
 #include "parallel.h"
+#include "sources.h"
 
 namespace batchgen {
 namespace {
@@ -163,6 +164,9 @@ BATCHGEN_EXPORT void batchgen_use_threads(void* parallel, void* max_threads) {
     batchgen::region = reinterpret_cast<batchgen::Region>(parallel);
     batchgen::most_threads = reinterpret_cast<batchgen::Count>(max_threads);
 }
+
+// The digest of the sources that the library was built from, see sources.py.
+BATCHGEN_EXPORT const char* batchgen_sources() { return BATCHGEN_SOURCES; }
 
 BATCHGEN_EXPORT int batchgen_num_threads() { return batchgen::num_threads(); }
 

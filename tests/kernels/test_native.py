@@ -6,6 +6,7 @@ import shutil
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -42,6 +43,18 @@ def test_a_machine_without_libraries_runs_on_the_reference_and_says_so_once(
         assert type(load("cpu")) is type(load("cpu")) is tables.ReferenceKernels
     tables.cpu_kernels.cache_clear()
     assert ["not built" in record.message for record in caplog.records] == [True]
+
+
+def test_a_library_of_other_sources_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    best, folder = library.available()[0], tmp_path / "native"
+    folder.mkdir()
+    for name in {"portable", best}:
+        shutil.copy(library.FOLDER / f"{name}.so", folder)
+    monkeypatch.setattr(library, "FOLDER", folder)
+    library.open_library.__wrapped__(best)  # an installed package has no sources beside it
+    (tmp_path / "cpu.cpp").write_text("// changed since")
+    with pytest.raises(RuntimeError, match=rf"{best}\.so was built from other sources .* run `pip install -e \.`"):
+        library.open_library.__wrapped__(best)
 
 
 def test_unknown_instructions_are_refused() -> None:
