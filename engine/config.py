@@ -88,7 +88,9 @@ class GenerationSettings(Section):
     model_config = ConfigDict(json_schema_extra=_with_ranges)
 
     max_tokens: int = Field(256, description="most tokens of an answer; must leave room for a prompt in the context")
-    min_tokens: int = Field(0, description="an answer does not end before it has this many tokens")
+    min_tokens: int = Field(
+        0, description="an answer does not end before it has this many tokens, unless its grammar lets nothing follow"
+    )
     temperature: float | None = Field(None, description="0 is greedy; neutral: 1.0")
     top_p: float | None = Field(
         None, description="draw from the smallest set of tokens with this probability; neutral: 1.0"

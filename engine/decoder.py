@@ -208,7 +208,7 @@ class _Builder:
 def load_decoder(
     checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, kernels: Kernels, weights: str = "native"
 ) -> Decoder:
-    """Reads the weights straight into place, in the format `weights` (a key of `weights.formats.FORMATS`).
+    """Reads the weights straight into place, in the format `weights` (a value of `model.weights`).
 
     Raises ModelError naming the config field or tensor that is refused.
     """

@@ -18,7 +18,7 @@ from .choices import ChoiceTrie
 from .config import ADOPTED, EngineSettings
 from .decoder import Decoder, load_decoder
 from .device import load_kernels, resolve_device
-from .draft.load import NO_WEIGHTS, DraftWeights, draft_models, load_draft_weights
+from .draft.load import NO_WEIGHTS, DraftWeights, draft_models, load_draft_weights, require_exits
 from .draft.speculation import Speculation
 from .draft.table import new_speculation
 from .explain import validated
@@ -181,8 +181,9 @@ class Engine:
         """Takes tokens a step and answers at once of `settings` from now on, speculation for the runs to come.
 
         A drafter that was not loaded with the engine cannot be taken; nor are steps of a graphics card larger than
-        those whose memory was measured at first.
+        those whose memory was measured at first. Raises ModelError for a drafter that the model cannot be.
         """
+        require_exits(settings, self.model.spec.num_layers)
         tokens, sequences = settings.max_batch_tokens, settings.max_sequences
         self.settings = self.settings.model_copy(update={name: getattr(settings, name) for name in ADOPTED})
         tokens = MAX_BATCH_TOKENS[self.device.type] if tokens == "auto" else tokens

@@ -97,5 +97,5 @@ class LengthForecast:
 
 def is_certain(sampling: Sampling) -> bool:
     """Whether an answer has exactly max_tokens: nothing can end it before."""
-    free = sampling.ignore_eos and not sampling.stop and not sampling.stop_token_ids and sampling.grammar is None
-    return sampling.min_tokens == sampling.max_tokens or free
+    free = sampling.ignore_eos and not sampling.stop and not sampling.stop_token_ids
+    return sampling.grammar is None and (free or sampling.min_tokens == sampling.max_tokens)

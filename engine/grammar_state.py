@@ -67,7 +67,7 @@ class MatcherState:
     @property
     def error(self) -> str | None:
         """Why llguidance gave up, if it did: a token against the grammar, or a grammar beyond its limits."""
-        return self.matcher.get_error() or None
+        return self.matcher.get_error().partition("\n")[0] or None
 
     @property
     def accepting(self) -> bool:

@@ -71,12 +71,15 @@ class Grammars:
         if filling is not None:
             filling.result()
 
-    def allowed(self, state: MatcherState, ends: frozenset[int], left: int) -> Mask:
+    def allowed(self, state: MatcherState, ends: frozenset[int], left: int, early: bool = False) -> Mask:
         """What may follow, for an answer that ends with `ends`: these wherever it is complete, no other end.
 
-        `left`: tokens before `max_tokens`; when they get few, JSON keeps to what can still be closed.
+        `left`: tokens before `max_tokens`; when they get few, JSON keeps to what can still be closed. `early`: the
+        answer has fewer than `min_tokens`, so that it goes on as long as the grammar knows how.
         """
         mask = self._with_ends(state, ends)
+        if early:
+            mask = _without(mask, ends)
         return self._closing.narrowed(state, mask, left) if left <= state.budget.reserve else mask
 
     def _with_ends(self, state: MatcherState, ends: frozenset[int]) -> Mask:
@@ -132,6 +135,13 @@ class Grammars:
     @cached_property
     def _beside(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(1, thread_name_prefix="grammar")
+
+
+def _without(mask: Mask, ends: frozenset[int]) -> Mask:
+    """The mask without the end tokens, unless there is nothing else in it."""
+    others = mask.copy()
+    _set(others, ends, False)
+    return others if others.any() else mask
 
 
 def _set(mask: Mask, tokens: Iterable[int], allowed: bool) -> None:

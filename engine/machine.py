@@ -10,6 +10,7 @@ import torch
 
 from .memory import cgroup_numbers, free_host_memory
 from .processor import has_bfloat16
+from .spec import ModelError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -18,8 +19,11 @@ def compute_dtype(name: str, stored: str | None, device: torch.device) -> torch.
     """The number format of the computation, for a `model.dtype` and the checkpoint's own.
 
     auto: float32 when the checkpoint is in float32, else bfloat16, and float32 where the processor has no bfloat16.
+    Raises ModelError for a name that is none.
     """
     if name != "auto":
+        if name not in DTYPES:
+            raise ModelError(f"model.dtype: must be one of {', '.join(['auto', *DTYPES])}, got {name!r}")
         return DTYPES[name]
     if stored == "float32":
         return torch.float32

@@ -82,7 +82,9 @@ class Sampler:
         faults: dict[int, RowError] = {}
         for row, point in enumerate(points):
             if isinstance(point.grammar, MatcherState):
-                masks[row] = self.grammars.allowed(point.grammar, point.sequence.task.ends, point.tokens_left)
+                early = point.answer_length < point.sampling.min_tokens
+                ends = point.sequence.task.ends
+                masks[row] = self.grammars.allowed(point.grammar, ends, point.tokens_left, early)
                 if point.grammar.error is not None:
                     faults[row] = RowError("bad_grammar", "request", f"the grammar gave up: {point.grammar.error}")
         if masks:
@@ -91,13 +93,13 @@ class Sampler:
         return faults
 
     def _shape(self, points: list[Point], logits: Tensor) -> Tensor:
-        """Penalties, then the end tokens that min_tokens forbids."""
+        """Penalties, then the end tokens that min_tokens forbids where no grammar's mask has done so."""
         if any(penalised(point.sampling) for point in points):
             logits = self.kernels.penalise(logits, penalties(points, self.link.to_device))
         forbidden = [
             (row, token)
             for row, point in enumerate(points)
-            if point.answer_length < point.sampling.min_tokens
+            if point.answer_length < point.sampling.min_tokens and not isinstance(point.grammar, MatcherState)
             for token in point.sequence.task.ends
         ]
         if forbidden:

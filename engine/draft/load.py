@@ -72,6 +72,12 @@ def require_same_tokens(target: Tokenizer, draft: Tokenizer, path: str) -> None:
         )
 
 
+def require_exits(settings: EngineSettings, num_layers: int) -> None:
+    """Raises ModelError when the target is to draft with its first layers and has none to leave behind."""
+    if settings.speculation_kind == "layer_skip" and not exits_of(num_layers):
+        raise ModelError("engine.speculation: layer_skip needs a model of two layers or more; use auto")
+
+
 def draft_models(target: Decoder, runner: Runner, weights: DraftWeights, settings: EngineSettings) -> DraftModels:
     """What drafters may run, over the target's pages, or over own ones behind the same block ids.
 

@@ -60,13 +60,16 @@ def fp8_weight(source: TensorSource, part: str, rounding: RoundingError, kernels
     return _rounded(source, part, rounding, to_fp8)
 
 
+NATIVE = "auto", "native"
 QUANTISED: dict[str, Quantise] = {"int8": int8_weight, "int4": int4_weight, "fp8": fp8_weight}
 
 
 def weight_format(name: str, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> WeightFormat:
-    """The format of a `model.weights` value. `auto` is native until a measurement of accuracy can choose."""
+    """The format of a `model.weights` value; `auto` is native where no measurement chose. Raises ModelError."""
     if name in QUANTISED:
         return QuantisedFormat(kernels, dtype, device, QUANTISED[name])
+    if name not in NATIVE:
+        raise ModelError(f"model.weights: must be one of {', '.join([*NATIVE, *QUANTISED])}, got {name!r}")
     return DenseFormat(kernels, dtype, device)
 
 

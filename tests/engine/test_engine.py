@@ -13,6 +13,7 @@ from batchgen.engine import Engine, Request, Sampling
 from batchgen.engine.config import EngineSettings
 from batchgen.engine.request import RowError
 from batchgen.engine.runner import EngineFaultError
+from batchgen.engine.spec import ModelError
 
 MAX_TOKENS = 12
 TOKENS = 288  # of the tiny tokenizer; the head has 300 rows
@@ -463,3 +464,14 @@ def test_a_run_launches_on_its_own_device_whatever_ran_between(models):
     steps = engine.statistics.steps
     assert len(list(run)) == 1
     assert len(bound) >= engine.statistics.steps - steps + 1 > 1  # each step, and the end
+
+
+@pytest.mark.parametrize("weights", ["int3", "INT8", ""])
+def test_a_format_of_weights_that_is_none_is_refused_with_the_list(models, weights):
+    with pytest.raises(ModelError, match=rf"^model\.weights: must be one of auto, native, .*int4.*, got '{weights}'$"):
+        load(models("llama3")[0], weights=weights)
+
+
+def test_a_number_format_that_is_none_is_refused_with_the_list(models):
+    with pytest.raises(ModelError, match=r"^model\.dtype: must be one of auto, float32, bfloat16, .*, got 'bf16'$"):
+        Engine.load(str(models("llama3")[0]), device="cpu", dtype="bf16")

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchgen.engine.forecast import ENOUGH, MAX_GROUPS, LengthForecast
+from batchgen.engine.forecast import ENOUGH, MAX_GROUPS, LengthForecast, is_certain
+from batchgen.engine.grammar import Grammar
 from batchgen.engine.request import Sampling
 
 SAMPLING = Sampling(max_tokens=100)
@@ -46,3 +47,9 @@ def test_groups_are_bounded():
     for name in range(10 * MAX_GROUPS):
         forecast.observe(5, SAMPLING, (name,))
     assert len(forecast._groups) == MAX_GROUPS
+
+
+def test_a_grammar_may_end_an_answer_before_min_tokens():
+    assert is_certain(Sampling(max_tokens=9, min_tokens=9))
+    assert is_certain(Sampling(max_tokens=9, ignore_eos=True))
+    assert not is_certain(Sampling(max_tokens=9, min_tokens=9, ignore_eos=True, grammar=Grammar.regex("yes|no")))

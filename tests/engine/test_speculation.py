@@ -375,3 +375,13 @@ def test_no_state_of_a_run_stays_with_heads(engines, plain):
     assert engine.statistics.drafted_tokens
     assert not states._places
     assert not states._hidden.numel()
+
+
+def test_a_model_of_one_layer_cannot_skip_any(tmp_path):
+    folder = tiny.tiny_model("llama3", tmp_path, num_hidden_layers=1)
+    refused = r"^engine\.speculation: layer_skip needs a model of two layers or more; use auto$"
+    with pytest.raises(ModelError, match=refused):
+        load(folder, speculation="layer_skip")
+    engine = load(folder)
+    with pytest.raises(ModelError, match=refused):
+        engine.adopt(engine.settings.model_copy(update={"speculation": "layer_skip"}))

@@ -363,3 +363,23 @@ def test_ends_beside_the_models_own_are_allowed_in_complete_answers_only(folder)
     grammars.wait()
     bits = np.unpackbits(grammars.allowed(unfinished, frozenset({3}), 1000).view(np.uint8), bitorder="little")
     assert not bits[: len(tiny.SPECIAL_TOKENS)].any()
+
+
+def test_an_answer_shorter_than_min_tokens_goes_on_while_its_grammar_can(folder):
+    chosen = Sampling(max_tokens=40, min_tokens=20, temperature=1.5)
+    engine = load(folder)
+    endless, bounded = (replace(chosen, grammar=Grammar.regex(pattern)) for pattern in ("[ab]{3,}", "[ab]{3,8}"))
+    rows = [Request(key, PROMPTS[key % 4], endless if key < 10 else bounded) for key in range(20)]
+    for key, completion in run(engine, rows).items():
+        assert len(completion.tokens) > 20 if key < 10 else len(completion.tokens) <= 8
+        assert completion.finish_reason == "stop" or key < 10
+
+
+def test_min_tokens_leaves_a_grammar_the_token_it_needs(folder):
+    """The only token that may follow is one that ends answers: it is taken and ends nothing yet."""
+    engine = load(folder, forcing=False)
+    (letter,) = engine.tokenizer.encode(["a"], False)[0]
+    chosen = Sampling(max_tokens=12, min_tokens=5, stop_token_ids=(letter,), grammar=Grammar.regex("a{8}"))
+    for completion in run(engine, [Request(key, PROMPTS[0], chosen) for key in range(5)]).values():
+        assert completion.tokens == [letter] * 6
+        assert completion.finish_reason == "stop"
