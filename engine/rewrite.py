@@ -17,7 +17,7 @@ from .models import architecture
 from .models.names import Place, WeightPlan
 from .tokenizer import load_tokenizer
 from .weights.compress import Compression, compression
-from .weights.load import EMBEDDING, HEAD, check_names
+from .weights.load import EMBEDDING, HEAD, checked_places
 from .weights.quantise import RoundingError
 from .weights.safetensors_writer import SafetensorsWriter
 from .weights.tensors import DenseTensor, TensorSource
@@ -50,15 +50,14 @@ def rewrite(
     Raises ModelError naming the config field or tensor that is refused.
     """
     family = architecture(checkpoint.config)
-    plan = family.weights(family.spec(checkpoint.config))
-    shapes = checkpoint.reader.shapes()
-    linears = {name: place for name, place in plan.places.items() if _is_linear(name, place, plan) and name in shapes}
+    spec = family.spec(checkpoint.config)
+    plan = family.weights(spec)
+    places = checked_places(checkpoint.reader, plan, spec.tied)
+    linears = {name: place for name, place in places.items() if _is_linear(name, place, plan)}
     chosen = compression(weights, group, {place.shape[1] for place in linears.values()}, _dtype(checkpoint))
-    tied = HEAD not in shapes
-    check_names({name: place for name, place in plan.places.items() if name != HEAD or not tied}, plan, shapes)
-    writer = SafetensorsWriter(directory, shard_bytes, _MOST_PIECES * len(shapes))
-    errors = _write_tensors(checkpoint, plan, linears, chosen, writer)
-    _write_config(checkpoint, directory, chosen, tied)
+    writer = SafetensorsWriter(directory, shard_bytes, _MOST_PIECES * len(places))
+    errors = _write_tensors(checkpoint, places, linears, chosen, writer)
+    _write_config(checkpoint, directory, chosen, tied=HEAD not in places)
     _write_tokenizer(checkpoint, directory, revision)
     return Rewritten(writer.total, chosen.group, errors.relative())
 
@@ -74,13 +73,13 @@ def _dtype(checkpoint: Checkpoint) -> torch.dtype:
 
 def _write_tensors(
     checkpoint: Checkpoint,
-    plan: WeightPlan,
+    places: Mapping[str, Place],
     linears: Mapping[str, Place],
     chosen: Compression,
     writer: SafetensorsWriter,
 ) -> RoundingError:
     errors = RoundingError()
-    for name, source in checkpoint.reader.tensors(plan.places):
+    for name, source in checkpoint.reader.tensors(places):
         if name in linears:
             kind = linears[name].part.rpartition(".")[2]
             for piece, tensor in chosen.pieces(source, kind, errors).items():

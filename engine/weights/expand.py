@@ -42,17 +42,17 @@ def half(blocks: Tensor, start: int) -> Tensor:
     return blocks[:, start : start + 2].contiguous().view(torch.float16).float()
 
 
-def _nibbles(packed: Tensor) -> Tensor:
-    """Bytes [..., n] -> [..., 2n] float32: all the low nibbles, then all the high ones."""
-    return torch.cat([packed & 15, packed >> 4], dim=-1).float()
+def nibbles(packed: Tensor) -> Tensor:
+    """Bytes [..., n] -> [..., 2n]: all the low nibbles, then all the high ones."""
+    return torch.cat([packed & 15, packed >> 4], dim=-1)
 
 
 def _q4_0(blocks: Tensor) -> Tensor:
-    return half(blocks, 0) * (_nibbles(blocks[:, 2:]) - 8)
+    return half(blocks, 0) * (nibbles(blocks[:, 2:]).float() - 8)
 
 
 def _q4_1(blocks: Tensor) -> Tensor:
-    return _nibbles(blocks[:, 4:]).mul_(half(blocks, 0)).add_(half(blocks, 2))
+    return nibbles(blocks[:, 4:]).float().mul_(half(blocks, 0)).add_(half(blocks, 2))
 
 
 def _q8_0(blocks: Tensor) -> Tensor:

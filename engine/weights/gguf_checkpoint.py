@@ -89,7 +89,7 @@ class GGUFReader:
                 self._file.release(info)
 
     def digest(self) -> str:
-        return digest_files([self._file.path])
+        return digest_files({self._file.path: [info.start for info in self._file.tensors.values()]})
 
     def _raw(self, name: str, info: TensorInfo) -> NDArray[np.uint8]:
         raw = self._file.raw(info)

@@ -4,6 +4,7 @@ Knows nothing of what keys and tensors mean; imports no torch.
 """
 
 import functools
+import math
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ class TensorInfo:
 
     @property
     def rows(self) -> int:
-        return 1 if len(self.shape) == 1 else int(np.prod(self.shape[:-1]))
+        return math.prod(self.shape[:-1])
 
     @property
     def row_bytes(self) -> int:
@@ -63,7 +64,7 @@ class GGUFFile:
     def _header(self) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
         try:
             return self._parse(_Cursor(self._file))
-        except (struct.error, UnicodeDecodeError, OverflowError, MemoryError):
+        except (struct.error, UnicodeDecodeError, OverflowError, MemoryError, RecursionError):
             raise ModelError(f"{self.path}: the GGUF header is damaged; download the file again") from None
 
     def _parse(self, cursor: "_Cursor") -> tuple[dict[str, Any], dict[str, TensorInfo]]:
@@ -78,7 +79,7 @@ class GGUFFile:
             keys[name] = self._value(cursor, name, cursor.number("<I"))
         self._refuse_split(keys)
         infos = [self._info(cursor) for _ in range(num_tensors)]
-        alignment = keys.get("general.alignment", _DEFAULT_ALIGNMENT)
+        alignment = self._count(keys, "general.alignment", _DEFAULT_ALIGNMENT, least=1)
         data = -(-cursor.position // alignment) * alignment
         return keys, {name: TensorInfo(name, kind, shape, data + start) for name, kind, shape, start in infos}
 
@@ -103,10 +104,18 @@ class GGUFFile:
         return _NUMBERS[kind]
 
     def _refuse_split(self, keys: Mapping[str, Any]) -> None:
-        if keys.get("split.count", 1) > 1:
+        count = self._count(keys, "split.count", 1, least=0)
+        if count > 1:
+            raise ModelError(f"{self.path}: is one of {count} split files (split.count); merge them first")
+
+    def _count(self, keys: Mapping[str, Any], name: str, default: int, least: int) -> int:
+        value = keys.get(name, default)
+        if type(value) is not int or value < least:
             raise ModelError(
-                f"{self.path}: is one of {keys['split.count']} split files (split.count); merge them first"
+                f"{self.path}: key {name} must be a whole number from {least} on, got {value!r:.100}; "
+                "download the file again"
             )
+        return value
 
     def _info(self, cursor: "_Cursor") -> tuple[str, BlockType, tuple[int, ...], int]:
         name = cursor.string()

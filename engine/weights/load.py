@@ -76,13 +76,8 @@ def load_parts(reader: WeightReader, plan: WeightPlan, tied: bool, target: Targe
 
     Raises ModelError naming the tensors at fault.
     """
-    shapes = reader.shapes()
-    places = dict(plan.places)
-    if tied and HEAD not in shapes:
-        del places[HEAD]
-    idle = _zero_biases(reader, shapes, plan)
-    check_names(places, plan, {name: shape for name, shape in shapes.items() if name not in idle})
-    if tied and HEAD in shapes and _head_repeats_embedding(reader):
+    places = checked_places(reader, plan, tied)
+    if tied and HEAD in places and _head_repeats_embedding(reader):
         del places[HEAD]
     if HEAD not in places:
         places[EMBEDDING] = plan.places[HEAD]
@@ -92,13 +87,27 @@ def load_parts(reader: WeightReader, plan: WeightPlan, tied: bool, target: Targe
     return parts, HEAD not in places
 
 
+def checked_places(reader: WeightReader, plan: WeightPlan, tied: bool) -> dict[str, Place]:
+    """By name the stored tensors that a model is made of: all of its plan, but for a tied head that is not stored.
+
+    Raises ModelError naming the tensors at fault.
+    """
+    shapes = reader.shapes()
+    places = dict(plan.places)
+    if tied and HEAD not in shapes:
+        del places[HEAD]
+    idle = _zero_biases(reader, shapes, plan)
+    _check_names(places, plan, {name: shape for name, shape in shapes.items() if name not in idle})
+    return places
+
+
 def _zero_biases(reader: WeightReader, shapes: Mapping[str, tuple[int, ...]], plan: WeightPlan) -> set[str]:
     """Biases a model has no place for and that are zero: some writers of packed weights add them to every linear."""
     extra = {name for name in shapes if name.endswith("_proj.bias") and name not in plan.places}
     return {name for name, source in reader.tensors(extra) if not source.dequantise(torch.float32).any()}
 
 
-def check_names(places: Mapping[str, Place], plan: WeightPlan, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def _check_names(places: Mapping[str, Place], plan: WeightPlan, shapes: Mapping[str, tuple[int, ...]]) -> None:
     missing = [name for name in places if name not in shapes]
     extra = [
         name for name in shapes if name not in places and name not in plan.places and not plan.skip.fullmatch(name)

@@ -2,7 +2,7 @@
 
 import hashlib
 import mmap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -36,14 +36,18 @@ class MappedFile:
             self._map.madvise(mmap.MADV_DONTNEED, first, start + length - first)
 
 
-def digest_files(paths: Iterable[Path]) -> str:
-    """Identity of weight files: names, sizes, and bytes sampled all over each file, its head and end included."""
+def digest_files(places: Mapping[Path, Iterable[int]]) -> str:
+    """Identity of weight files: names, sizes, and bytes sampled all over each file, its head and end included.
+
+    `places` has for each file where its tensors begin: there is a sample too, so that no tensor changes as a whole.
+    """
     digest = hashlib.sha256()
-    for path in paths:
+    for path, starts in places.items():
         size = path.stat().st_size
         digest.update(f"{path.name}\0{size}\0".encode())
+        spread = (max(0, size - _SAMPLE_BYTES) * index // (_SAMPLES - 1) for index in range(_SAMPLES))
         with path.open("rb") as file:
-            for index in range(_SAMPLES):
-                file.seek(max(0, size - _SAMPLE_BYTES) * index // (_SAMPLES - 1))
+            for start in sorted({*spread, *starts}):
+                file.seek(start)
                 digest.update(file.read(_SAMPLE_BYTES))
     return digest.hexdigest()

@@ -1,6 +1,7 @@
 """Checkpoints in the old pickle format, read with the weights-only loader: no code in them ever runs."""
 
 import pickle
+import zipfile
 from collections.abc import Container, Iterator
 from pathlib import Path
 
@@ -22,7 +23,7 @@ class PickledReader:
         return ((name, source) for name, source in self._all() if name in wanted)
 
     def digest(self) -> str:
-        return digest_files(self.paths)
+        return digest_files({path: _starts(path) for path in self.paths})
 
     def _all(self) -> Iterator[tuple[str, TensorSource]]:
         import torch
@@ -43,3 +44,14 @@ def _load(path: Path) -> dict[str, object]:
         reason = str(error).splitlines()[0]
         raise ModelError(f"{path}: cannot be read safely ({reason}); convert the model to safetensors") from None
     return loaded
+
+
+def _starts(path: Path) -> list[int]:
+    """Where the entries of a file begin; nothing of the kind before archives, which is one stream."""
+    if not zipfile.is_zipfile(path):
+        return []
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return [entry.header_offset for entry in archive.infolist()]
+    except zipfile.BadZipFile as error:
+        raise ModelError(f"{path}: damaged ({error}); download it again") from None

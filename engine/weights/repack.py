@@ -17,7 +17,17 @@ from batchgen.kernels.linear_int4 import Int4Weight, packed
 from batchgen.kernels.linear_int8 import Int8Weight
 
 from .blocks import BlockType
-from .expand import FP4_DOUBLED, blocks_of, half, mxfp4_half_scale, q4_k_scales, q6_k_codes, q6_k_scales, slices
+from .expand import (
+    FP4_DOUBLED,
+    blocks_of,
+    half,
+    mxfp4_half_scale,
+    nibbles,
+    q4_k_scales,
+    q6_k_codes,
+    q6_k_scales,
+    slices,
+)
 
 QuantisedWeight = Int4Weight | Int8Weight | Fp8Weight
 
@@ -75,23 +85,18 @@ def _int4(codes: Tensor, scale: Tensor, minimum: Tensor, rows: int) -> Int4Weigh
     return Int4Weight(packed(codes.reshape(rows, -1)), short, low, 32)
 
 
-def _nibbles(bytes_: Tensor) -> Tensor:
-    """Bytes [..., n] -> [..., 2n]: all the low nibbles, then all the high ones."""
-    return torch.cat([bytes_ & 15, bytes_ >> 4], dim=-1)
-
-
 def _q4_0(blocks: Tensor, rows: int) -> Int4Weight:
     scale = half(blocks, 0)
-    return _int4(_nibbles(blocks[:, 2:]), scale, -8 * scale, rows)
+    return _int4(nibbles(blocks[:, 2:]), scale, -8 * scale, rows)
 
 
 def _q4_1(blocks: Tensor, rows: int) -> Int4Weight:
-    return _int4(_nibbles(blocks[:, 4:]), half(blocks, 0), half(blocks, 2), rows)
+    return _int4(nibbles(blocks[:, 4:]), half(blocks, 0), half(blocks, 2), rows)
 
 
 def _q4_k(blocks: Tensor, rows: int) -> Int4Weight:
     scales, minima = q4_k_scales(blocks[:, 4:16])
-    codes = _nibbles(blocks[:, 16:].reshape(-1, 4, 32))
+    codes = nibbles(blocks[:, 16:].reshape(-1, 4, 32))
     return _int4(codes, half(blocks, 0) * scales, -(half(blocks, 2) * minima), rows)
 
 
@@ -108,7 +113,7 @@ def _q6_k(blocks: Tensor, rows: int) -> Int8Weight:
 
 def _mxfp4(blocks: Tensor, rows: int) -> Int8Weight:
     """Twice the value of every code is whole."""
-    codes = FP4_DOUBLED[_nibbles(blocks[:, 1:]).long()].view(rows, -1)
+    codes = FP4_DOUBLED[nibbles(blocks[:, 1:]).long()].view(rows, -1)
     scale, _ = in_half(mxfp4_half_scale(blocks).view(rows, -1), None)
     return Int8Weight(codes, scale, None, 32)
 

@@ -1,10 +1,11 @@
 """Checkpoints in safetensors, in one file or in shards: names, shapes and tensors, one shard after the other."""
 
 import json
+import math
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..spec import ModelError
 from .mapped import MappedFile, digest_files
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 _PACKED = {"I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64", "U8": "uint8"}
 _PACKED |= {"F8_E4M3": "float8_e4m3fn", "F8_E8M0": "uint8"}  # the latter as its exponent bits
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2}
+_BYTES |= dict.fromkeys(("I8", "U8", "F8_E4M3", "F8_E8M0"), 1)
 _MAX_HEADER = 100_000_000
 
 
@@ -61,14 +64,19 @@ class SafetensorsReader:
             return _plain(path, name, entry, bytearray(file.read(entry.length)))
 
     def digest(self) -> str:
-        return digest_files(self.paths)
+        places = {path: [entry.start for entry in entries.values()] for path, entries in self._entries.items()}
+        return digest_files(places)
 
 
 def shards(index: Path) -> list[Path]:
-    """The files an index names, each once. Raises ModelError for one that is not there."""
-    names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    for name in names:
-        if not (index.parent / name).is_file():
+    """The files an index names, each once. Raises ModelError for one that is not there, and for a damaged index."""
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        present = [(index.parent / name).is_file() for name in names]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ModelError(f"{index}: not an index of shards, or damaged; download the model again") from None
+    for name, is_there in zip(names, present, strict=True):
+        if not is_there:
             raise ModelError(f"{index}: names the shard {name}, which is not there; download the model again")
     return [index.parent / name for name in names]
 
@@ -89,9 +97,15 @@ def _header(path: Path) -> dict[str, _Entry]:
     return entries
 
 
-def _entry(info: dict[str, object], data: int) -> _Entry:
-    first, last = info["data_offsets"]  # type: ignore[misc]
-    return _Entry(str(info["dtype"]), tuple(info["shape"]), data + first, last - first)  # type: ignore[arg-type, has-type]
+def _entry(info: dict[str, Any], data: int) -> _Entry:
+    """Raises ValueError, TypeError or KeyError where the numbers of an entry cannot be."""
+    dtype, shape, (first, last) = info["dtype"], tuple(info["shape"]), info["data_offsets"]
+    whole = isinstance(dtype, str) and all(type(number) is int for number in (*shape, first, last))
+    if not whole or not 0 <= first <= last or min(shape, default=0) < 0:
+        raise ValueError
+    if dtype in _BYTES and last - first != math.prod(shape) * _BYTES[dtype]:
+        raise ValueError
+    return _Entry(dtype, shape, data + first, last - first)
 
 
 def _plain(path: Path, name: str, entry: _Entry, data: bytearray) -> "Tensor":

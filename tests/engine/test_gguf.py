@@ -1,5 +1,6 @@
 """GGUF against the `gguf` package: block arithmetic bit for bit, whole models, and refusals by name."""
 
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from batchgen.engine.checkpoint import open_checkpoint
 from batchgen.engine.spec import ModelError
 from batchgen.engine.weights.blocks import BLOCK_TYPES
 from batchgen.engine.weights.gguf_checkpoint import unpermute
+from batchgen.engine.weights.gguf_file import GGUFFile
 from batchgen.engine.weights.tensors import PackedTensor
 
 PROMPT = random_prompt(40, 3)
@@ -181,3 +183,51 @@ def test_end_tokens(tmp_path: Path) -> None:
     folder = tiny_model("llama2", tmp_path / "model")
     write_gguf(folder, tmp_path / "model.gguf", keys={"tokenizer.ggml.eot_token_id": 5})
     assert open_checkpoint(str(tmp_path / "model.gguf")).eos_ids == {2, 5}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("general.alignment", 0),
+        ("general.alignment", "32"),
+        ("general.alignment", [32]),
+        ("split.count", "three"),
+        ("split.count", 1.0),
+    ],
+)
+def test_counts_that_are_none_are_refused(name: str, value: Any, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    _header_only(path, name, value)
+    with pytest.raises(ModelError, match=rf"model\.gguf: key {name} must be a whole number"):
+        GGUFFile(path)
+
+
+def test_arrays_in_arrays_without_end_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    key = struct.pack("<Q", 1) + b"a" + struct.pack("<I", 9)
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + key + struct.pack("<IQ", 9, 1) * 100_000)
+    with pytest.raises(ModelError, match="damaged"):
+        GGUFFile(path)
+
+
+def test_a_shape_beyond_all_files_is_refused(tmp_path: Path) -> None:
+    """Its number of bytes is no multiple of 2**64, though 64-bit arithmetic would find one."""
+    path = tmp_path / "model.gguf"
+    info = struct.pack("<Q", 1) + b"a" + struct.pack("<IQQQIQ", 3, 1, 2**32, 2**32, 0, 0)
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + info)
+    with pytest.raises(ModelError, match="cut short inside tensor a"):
+        GGUFFile(path)
+
+
+def _header_only(path: Path, name: str, value: Any) -> None:
+    kinds = {int: (4, "<I"), float: (6, "<f")}
+    if isinstance(value, str):
+        written = struct.pack("<IQ", 8, len(value)) + value.encode()
+    elif isinstance(value, list):
+        written = struct.pack("<IIQI", 9, 4, 1, *value)
+    else:
+        kind, form = kinds[type(value)]
+        written = struct.pack("<I", kind) + struct.pack(form, value)
+    path.write_bytes(
+        b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", len(name)) + name.encode() + written + bytes(64)
+    )

@@ -14,6 +14,8 @@ from tiny import VOCABULARY, random_prompt, tiny_model
 
 from batchgen.engine.checkpoint import open_checkpoint
 from batchgen.engine.spec import ModelError
+from batchgen.engine.weights.pickled import PickledReader
+from batchgen.engine.weights.safetensors import SafetensorsReader
 
 PROMPT = random_prompt(12, 3)
 Tensors = dict[str, torch.Tensor]
@@ -272,3 +274,60 @@ def test_digest_sees_weights_not_only_names(folder: Path) -> None:
     assert open_checkpoint(str(folder)).digest() == before
     edit(folder, lambda tensors: tensors["model.norm.weight"].mul_(2))
     assert open_checkpoint(str(folder)).digest() != before
+
+
+DAMAGES: dict[str, dict[str, Any]] = {
+    "fewer bytes than the shape": {"shape": [65]},
+    "a shape of fractions": {"shape": [64.0]},
+    "a negative size": {"shape": [-64]},
+    "a shape that is none": {"shape": "64"},
+    "bytes of the header": {"data_offsets": [-256, 0]},
+    "an end before the beginning": {"data_offsets": [256, 0]},
+    "a fraction of a byte": {"data_offsets": [0, 256.0]},
+    "a type that is no text": {"dtype": 5},
+    "a tensor that is none": [],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_entry_of_a_header_is_refused(folder: Path, damage: Any) -> None:
+    path = folder / "model.safetensors"
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    header["model.norm.weight"] = {**header["model.norm.weight"], **damage} if damage else damage
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
+    with pytest.raises(ModelError, match=r"model\.safetensors: .* download it again$"):
+        load(folder)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}'])
+def test_a_damaged_index_is_refused(folder: Path, content: str) -> None:
+    shard(folder, "safetensors", save_file)
+    (folder / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(ModelError, match=r"index\.json: .* download the model again$"):
+        load(folder)
+
+
+def test_digest_sees_every_tensor(tmp_path: Path) -> None:
+    """Each is small between the samples that are spread over a file."""
+    values = {f"tensor{at}": torch.full((5000,), float(at)) for at in range(150)}
+    for name, write, reader in [
+        ("model.safetensors", save_file, SafetensorsReader),
+        ("pytorch_model.bin", torch.save, PickledReader),
+    ]:
+        digests = set()
+        for changed in [None, *range(0, 150, 7)]:
+            path = tmp_path / name
+            write({**values, f"tensor{changed}": torch.ones(5000)} if changed is not None else values, path)
+            digests.add(reader([path]).digest())
+        assert len(digests) == 23
+
+
+def test_digest_of_the_oldest_pickles(tmp_path: Path) -> None:
+    path = tmp_path / "pytorch_model.bin"
+    torch.save({"a": torch.ones(3)}, path, _use_new_zipfile_serialization=False)
+    before = PickledReader([path]).digest()
+    torch.save({"a": torch.zeros(3)}, path, _use_new_zipfile_serialization=False)
+    assert PickledReader([path]).digest() != before

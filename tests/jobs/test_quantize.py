@@ -8,7 +8,7 @@ import torch
 from forward import CPU, prompt_logits
 from gguf import GGMLQuantizationType as Kind
 from quantised import relative
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny import random_prompt, tiny_model
 from tiny_gguf import write_gguf
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -17,6 +17,7 @@ from batchgen import kernels
 from batchgen.engine.checkpoint import open_checkpoint
 from batchgen.engine.decoder import load_decoder
 from batchgen.engine.rewrite import rewrite
+from batchgen.engine.spec import ModelError
 from batchgen.engine.tokenizer import load_tokenizer
 from batchgen.engine.weights.quantise import to_symmetric_int4
 from batchgen.jobs.cli import invoke
@@ -128,6 +129,28 @@ def test_refusals(
     assert invoke(["quantize", str(folder), str(tmp_path / "out"), *arguments]) == code
     assert message in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def edit(folder: Path, **tensors: torch.Tensor | None) -> None:
+    path = folder / "model.safetensors"
+    found = {**load_file(path), **{name.replace("__", "."): tensor for name, tensor in tensors.items()}}
+    save_file({name: tensor for name, tensor in found.items() if tensor is not None}, path, metadata={"format": "pt"})
+
+
+def test_biases_of_nothing_but_zeros_are_left_out(tmp_path: Path) -> None:
+    """As `run` does; some writers add them to every linear."""
+    folder, out = tiny_model("llama3", tmp_path / "model"), _new(tmp_path / "out")
+    edit(folder, model__layers__0__mlp__down_proj__bias=torch.zeros(64))
+    rewrite(open_checkpoint(str(folder)), out, "int8")
+    assert "model.layers.0.mlp.down_proj.bias" not in load_file(out / "model.safetensors")
+    assert torch.isfinite(native_logits(out)).all()
+
+
+def test_a_checkpoint_that_cannot_be_run_is_not_rewritten(tmp_path: Path) -> None:
+    folder = tiny_model("llama3", tmp_path / "model")
+    edit(folder, lm_head__weight=None)
+    with pytest.raises(ModelError, match=r"1 tensors missing from the checkpoint: lm_head\.weight"):
+        rewrite(open_checkpoint(str(folder)), _new(tmp_path / "out"), "int8")
 
 
 def test_what_is_there_is_not_touched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
