@@ -113,7 +113,7 @@ def source_of(grammar: Grammar) -> str:
 
 
 def _choices_source(grammar: Grammar) -> str:
-    options = " | ".join(json.dumps(text, ensure_ascii=False) for text in grammar.options)
+    options = " | ".join(map(json.dumps, grammar.options))  # in ASCII: a Lark literal takes no delete character
     return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {options}")
 
 

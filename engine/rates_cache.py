@@ -11,6 +11,7 @@ from dataclasses import asdict
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from .processor import Place
 from .rates import Rates
@@ -34,15 +35,15 @@ def entry_name(spec: ModelSpec, dtype: str, place: Place) -> str:
 
 def load_rates(path: Path, name: str) -> Rates | None:
     """The entry, if there is one that this version reads."""
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        return Rates.from_record(json.loads(path.read_text(encoding="utf-8"))[name])
+    with suppress(KeyError, ValueError, TypeError, AttributeError):
+        return Rates.from_record(_entries(path)[name])
     return None
 
 
 def load_attempt(path: Path, name: str) -> float:
     """The seconds in which nothing could be measured for the entry; 0 where it was never tried."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        return float(json.loads(path.read_text(encoding="utf-8"))[name][_ATTEMPT])
+    with suppress(KeyError, ValueError, TypeError):
+        return float(_entries(path)[name][_ATTEMPT])
     return 0.0
 
 
@@ -57,14 +58,20 @@ def keep_attempt(path: Path, name: str, seconds: float) -> None:
 
 
 def _keep(path: Path, name: str, entry: Mapping[str, object]) -> None:
-    known: dict[str, object] = {}
-    with suppress(OSError, ValueError):
-        known = json.loads(path.read_text(encoding="utf-8"))
+    known = _entries(path)
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_name(f"{path.name}.{os.getpid()}")
         aside.write_text(json.dumps({**known, name: entry}), encoding="utf-8")
         aside.replace(path)
+
+
+def _entries(path: Path) -> dict[str, Any]:
+    """All that is kept; nothing where the file cannot be read or holds something else."""
+    with suppress(OSError, ValueError):
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        return kept if isinstance(kept, dict) else {}
+    return {}
 
 
 def _versions() -> str:

@@ -12,7 +12,7 @@ from .grammar import Grammar
 
 FinishReason = Literal["stop", "length", "error"]
 
-MAX_SEED = 2**63 - 1
+MAX_SEED = MAX_KEY = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +164,7 @@ class Request:
     """A prompt as token ids. `key` is the row's position: it comes back on the completion and keys the noise.
 
     `tag` is carried to the completion untouched. A request with an `error` is not generated, only passed through.
+    Raises ValueError for a key outside 0 .. 2**63 - 1.
     """
 
     key: int
@@ -173,8 +174,7 @@ class Request:
     error: RowError | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.key, int):
-            raise ValueError(f"key: must be an integer, got {self.key!r}")
+        _check_integer("key", self.key, 0, MAX_KEY)
 
 
 @dataclass(frozen=True, slots=True)

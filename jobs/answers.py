@@ -41,7 +41,7 @@ def read_answers(data: Path, model: str, tokenizer: Any, limit: int) -> list[Ans
 
 def _of_file(data: Path, tokenizer: Any) -> Iterator[tuple[list[int], str]]:
     try:
-        lines = data.read_text(encoding="utf-8").splitlines()
+        lines = data.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{data}: neither an output directory nor a readable JSONL file ({error})") from error
     for number, line in enumerate(lines, 1):

@@ -29,9 +29,7 @@ def machine_rate(path: Path) -> float:
     machine = (
         f"{platform.node()} {platform.processor() or platform.machine()} {os.cpu_count()} cores numpy {np.__version__}"
     )
-    known: dict[str, float] = {}
-    with suppress(OSError, ValueError):
-        known = json.loads(path.read_text(encoding="utf-8"))
+    known = _known_rates(path)
     found = measure_operations_per_second()
     if found > known.get(machine, 0.0):
         known[machine] = found
@@ -39,6 +37,14 @@ def machine_rate(path: Path) -> float:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, known)
     return known[machine]
+
+
+def _known_rates(path: Path) -> dict[str, float]:
+    """All that is kept; nothing where the file cannot be read or holds something else."""
+    with suppress(OSError, ValueError, AttributeError):
+        kept = json.loads(path.read_text(encoding="utf-8")).items()
+        return {machine: rate for machine, rate in kept if isinstance(rate, int | float)}
+    return {}
 
 
 def measure_operations_per_second(size: int = 768, repeats: int = 3) -> float:

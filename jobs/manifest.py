@@ -72,7 +72,7 @@ class Manifest:
             stored = read_json(path)
         except ValueError as error:
             raise JobError(f"{error}; --fresh starts over") from error
-        if stored is not None and stored.get("schema_version") != SCHEMA_VERSION:
+        if stored is not None and (not isinstance(stored, dict) or stored.get("schema_version") != SCHEMA_VERSION):
             raise JobError(f"{path}: written by another version of batchgen; use that version, or --fresh")
         return None if stored is None else cls.from_record(stored)
 

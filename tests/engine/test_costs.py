@@ -12,7 +12,7 @@ from batchgen.engine.options import DEFAULT, SEQUENCES, STEP_TOKENS, Asked, Chos
 from batchgen.engine.processor import Place
 from batchgen.engine.profile import NOTHING, workload_of
 from batchgen.engine.rates import REFERENCE, Curve, Rates, built_in
-from batchgen.engine.rates_cache import entry_name, keep_rates, load_rates
+from batchgen.engine.rates_cache import entry_name, keep_rates, load_attempt, load_rates
 from batchgen.engine.request import Request, Sampling
 from batchgen.engine.spec import ModelSpec, RopeSpec
 
@@ -207,8 +207,12 @@ def test_rates_are_kept_by_device_shape_and_versions(tmp_path) -> None:
         entry_name(SPEC, "bfloat16", Place("cpu", "another")),
     ]
     assert len({name, *others}) == 5
-    path.write_text("[1]", encoding="utf-8")
-    assert load_rates(path, name) is None
+    for other in ("[1]", "null", "3", '{"' + name + '": 5}', "{"):
+        path.write_text(other, encoding="utf-8")
+        assert load_rates(path, name) is None
+        assert load_attempt(path, name) == 0
+        keep_rates(path, "other", RATES)
+        assert load_rates(path, "other") == RATES
 
 
 def requests(prompts: list[list[int]], **sampling: object) -> list[Request]:

@@ -36,6 +36,7 @@ PERSON = {
 ACCEPTED = [
     (Grammar.choices(["yes", "yes please", "no"]), ["yes", "yes please", "no"], ["", "ye", "yes ", "no please", "YES"]),
     (Grammar.choices(['a"b\\', "ü\n", "日本"]), ['a"b\\', "ü\n", "日本"], ["a", "日", "ü"]),
+    (Grammar.choices(["a\x7fb", "\x1f\x80\ufeff", "🦊\u2028"]), ["a\x7fb", "\x1f\x80\ufeff", "🦊\u2028"], ["ab", "🦊"]),
     (Grammar.regex(r"[a-c]{2,3}"), ["ab", "abc"], ["a", "abcd", "xab"]),
     (Grammar.regex(r"\d{5}"), ["12345"], ["1234", "123456"]),
     (Grammar.regex("(([abc]*)*)*x"), ["x", "abcx"], ["abc"]),
@@ -228,3 +229,11 @@ def test_a_way_taken_twice_is_kept():
 def test_llguidance_is_loaded_without_torch():
     code = "import sys, batchgen.engine.grammar; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/").stdout == "False\n"
+
+
+def test_a_choice_of_any_character_is_accepted():
+    codes = [*range(0x300), *range(0x2000, 0x2070), 0xD7FF, 0xE000, 0xFFFD, 0xFFFE, 0xFFFF, 0x10000, 0x10FFFF]
+    texts = [f"a{chr(code)}b" for code in codes]
+    grammar = Grammar.choices(texts)
+    check_grammar(grammar)
+    assert all(accepts(grammar, text) for text in texts[::7])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from batchgen.engine.request import Request, Sampling
+from batchgen.engine.request import MAX_KEY, Request, Sampling
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,13 @@ def test_lists_are_taken_as_tuples():
 def test_a_key_is_an_integer():
     with pytest.raises(ValueError, match=r"^key: must be an integer, got 'a'"):
         Request("a", [1])
+
+
+@pytest.mark.parametrize("key", [-1, 2**63, 2**64, True])
+def test_a_key_out_of_range_is_refused(key):
+    with pytest.raises(ValueError, match=r"^key: must be "):
+        Request(key, [1])
+
+
+def test_the_largest_key_is_legal():
+    assert Request(MAX_KEY, [1]).key == 2**63 - 1

@@ -82,6 +82,15 @@ def test_pairs_in_a_file(model: Path, tmp_path: Path) -> None:
     assert config["medusa_num_heads"] == len(config["held_out_accuracy"]) == 3
 
 
+def test_only_line_feeds_end_a_line(model: Path, tmp_path: Path) -> None:
+    data, text = tmp_path / "pairs.jsonl", "on\u2028and\x85on\x0b\x1c"
+    pair = json.dumps({"prompt": f"go {text}", "completion": text}, ensure_ascii=False)
+    data.write_bytes(f"{pair}\r\n{pair}\n".encode())
+    tokenizer = tiny.Tokenizer.from_file(str(model / "tokenizer.json"))
+    answers = read_answers(data, str(model), _Encoder(tokenizer), 5)
+    assert [answer for _, answer in answers] == [tokenizer.encode(text, add_special_tokens=False).ids] * 2
+
+
 PAIR = '{"prompt": "a", "completion": "the other one"}\n'
 
 
