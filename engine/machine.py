@@ -8,7 +8,8 @@ import os
 import psutil
 import torch
 
-from .memory import cgroup_numbers, free_host_memory
+from .cgroup import granted_quota
+from .memory import free_host_memory
 from .processor import has_bfloat16
 from .spec import ModelError
 
@@ -31,12 +32,10 @@ def compute_dtype(name: str, stored: str | None, device: torch.device) -> torch.
 
 
 def granted_cores() -> int:
-    """Cores this process may use: its affinity mask, and the CPU quota of its cgroup."""
+    """Cores this process may use: its affinity mask, and the CPU quotas of its cgroups."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = cgroup_numbers("cpu.max")
-    if len(quota) == 2 and quota[1] > 0:
-        allowed = min(allowed, max(1, int(quota[0] // quota[1])))
-    return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))
+    allowed = min(allowed, psutil.cpu_count(logical=False) or allowed)
+    return max(1, int(min(allowed, granted_quota())))
 
 
 def use_granted_cores() -> None:

@@ -10,8 +10,7 @@ import torch
 from fake_models import SPEC, FakeModels
 from job_files import make_job, manifest, write_rows
 
-from batchgen.engine import calibration, device, processor
-from batchgen.engine import memory as host_memory
+from batchgen.engine import calibration, cgroup, device, processor
 from batchgen.engine.config import EngineSettings
 from batchgen.engine.costs import Workload
 from batchgen.engine.device import Cuda
@@ -222,7 +221,9 @@ def test_the_memory_of_a_graphics_card_is_not_that_of_the_machine() -> None:
 
 
 def test_keys_are_planned_for_within_the_containers_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_memory, "CGROUP", tmp_path)
+    monkeypatch.setattr(cgroup, "ROOT", tmp_path)
+    monkeypatch.setattr(cgroup, "MEMBERSHIP", tmp_path / "membership")
+    (tmp_path / "membership").write_text("0::/\n")
     (tmp_path / "memory.max").write_text(f"{900 * 2**20}\n")
     (tmp_path / "memory.current").write_text(f"{100 * 2**20}\n")
     asking = [_job().model_copy(update={"engine": EngineSettings(memory=memory)}) for memory in ("auto", 0.5, "1GiB")]
