@@ -26,7 +26,7 @@ from .grammar import Grammar
 from .grammar_state import GrammarState
 from .grammars import Grammars
 from .graphs import EAGER, EXECUTORS, Executor
-from .intake import Intake
+from .intake import Intake, carried_error, refusal
 from .kv import KVPages
 from .link import link_to
 from .loop import StepLoop
@@ -175,6 +175,8 @@ class Engine:
         may be endless; one with a method `rest` (see `backlog.Announced`) tells how it ends. Raises RuntimeError when
         another run of this engine is still going on.
         """
+        if not self._running:
+            self._interrupted.clear()
         return self._generate(requests)
 
     def adopt(self, settings: EngineSettings) -> None:
@@ -200,8 +202,9 @@ class Engine:
             self.resolved["speculation"] = settings.speculation_kind
 
     def interrupt(self) -> None:
-        """Ends the run that goes on after its present step; rows without an outcome get none.
+        """Ends the run that goes on after its present step, one that was called for and has not begun before its first.
 
+        Rows without an outcome get none. Runs that are called for later are whole.
         May be called from another thread or a signal handler.
         """
         self._interrupted.set()
@@ -210,7 +213,6 @@ class Engine:
         if self._running:
             raise RuntimeError("this engine is in the middle of another run; finish or close that one first")
         self._running = True
-        self._interrupted.clear()
         self._reset()
         try:
             self.statistics = Statistics(kv_blocks_total=self._num_blocks)
@@ -225,11 +227,13 @@ class Engine:
 
     def _intake(self, requests: Iterable[Request]) -> Intake:
         backlog: Backlog = UNKNOWN_BACKLOG
+        judge = refusal
         if isinstance(requests, Sized):
             requests, backlog = arrange(requests, self.bounds, self._max_sequences)
+            judge = carried_error
         elif isinstance(requests, Announced):
             backlog = AnnouncedBacklog(requests)
-        return Intake(iter(requests), self.bounds, self.tokenizer.decode, deque(), self.statistics, backlog)
+        return Intake(iter(requests), self.bounds, self.tokenizer.decode, deque(), self.statistics, backlog, judge)
 
     def _steps(self, intake: Intake) -> Iterator[Completion]:
         kind = self.resolved["speculation"] = self.settings.speculation_kind

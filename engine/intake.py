@@ -6,8 +6,8 @@ Pulls one task at a time, when the scheduler asks for it; allocates nothing.
 import operator
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sized
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sized
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from .backlog import UNKNOWN_BACKLOG, Backlog
@@ -21,6 +21,8 @@ from .sequence import Sequence, Task
 from .statistics import Statistics
 from .stopping import end_tokens, stop_search
 from .token_counts import NoCounts, PromptAndAnswerCounts
+
+Judge = Callable[[Request, "RowLimits"], RowError | None]  # why a request cannot be taken, if so
 
 MAX_WAITING = 4096  # outcomes not yet handed out, and duplicates of a row that is being computed
 
@@ -56,6 +58,7 @@ class Intake:
     finished: deque[Completion]
     statistics: Statistics
     backlog: Backlog = UNKNOWN_BACKLOG
+    judge: Judge = field(default_factory=lambda: refusal)
     exhausted: bool = False  # every request has been taken
     _arrived: deque[Sequence] | None = None
     _latest: Task | None = None
@@ -88,7 +91,7 @@ class Intake:
             if request is None:
                 self.exhausted = True
                 return ()
-            error = request.error or refusal(request, self.limits)
+            error = self.judge(request, self.limits)
             if error is not None:
                 self.finished.append(Completion(request.key, (), Usage(prompt_tokens(request)), error, request.tag))
             elif latest is not None and duplicates(latest.request, request):
@@ -126,8 +129,15 @@ def prompt_tokens(request: Request) -> int:
     return len(request.prompt) if isinstance(request.prompt, Sized) else 0
 
 
+def carried_error(request: Request, limits: RowLimits) -> RowError | None:
+    """The error that a request brings along: all there is to know where `refusal` has been asked."""
+    return request.error
+
+
 def refusal(request: Request, limits: RowLimits) -> RowError | None:
     """Why the engine cannot take this request, if so."""
+    if request.error is not None:
+        return request.error
     try:
         prompt, sampling = list(map(operator.index, request.prompt)), request.sampling
     except TypeError:

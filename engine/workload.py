@@ -4,6 +4,7 @@ Knows prompts and how long answers may get; when a request is admitted is decide
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from .backlog import UNKNOWN_BACKLOG, Backlog, KnownBacklog
 from .draft.times import RIDGE
@@ -17,14 +18,17 @@ from .tail import limit_pays, longest_first
 def arrange(requests: Iterable[Request], limits: RowLimits, most: int) -> tuple[list[Request], Backlog]:
     """All requests in the order to run them, and what is to come of them when `most` may run at once.
 
-    Depth first through the tree of prompts, longer answers first in every branch. What will be refused comes last: it
-    costs nothing.
+    Depth first through the tree of prompts, longer answers first in every branch. What is refused comes last, with its
+    error: it costs nothing.
     """
     refused: list[Request] = []
     good: list[Request] = []
     for request in requests:
-        fails = request.error is not None or refusal(request, limits) is not None
-        (refused if fails else good).append(request)
+        error = refusal(request, limits)
+        if error is None:
+            good.append(request)
+        else:
+            refused.append(request if request.error else replace(request, error=error))
     planned = plan([request.prompt for request in good])
     order = planned.order.tolist()
     lengths = [good[index].sampling.max_tokens for index in order]

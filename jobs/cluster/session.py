@@ -71,8 +71,7 @@ class WorkerSession:
             self._dropping = True
             self._waiting.clear()
             self._changed.notify_all()
-            if self._busy:  # the wish would outlast an engine that does not run
-                self._engine.interrupt()
+            self._engine.interrupt()
 
     def _has_news(self) -> bool:
         hungry = not self._last and len(self._waiting) <= self._low

@@ -9,8 +9,10 @@ import pytest
 import tiny
 import torch
 
-from batchgen.engine import Engine, Request, Sampling
+from batchgen.engine import Engine, Request, Sampling, workload
+from batchgen.engine import engine as engine_module
 from batchgen.engine.config import EngineSettings
+from batchgen.engine.intake import refusal
 from batchgen.engine.request import RowError
 from batchgen.engine.runner import EngineFaultError
 from batchgen.engine.spec import ModelError
@@ -421,6 +423,27 @@ def test_an_interrupted_run_ends_after_its_step_and_the_next_one_is_whole(models
     engine.interrupt()
     assert len(list(run)) < len(expected) - 1
     assert answers_of(engine, greedy_requests()) == expected
+
+
+def test_an_interrupt_reaches_a_run_that_has_not_begun_and_no_later_one(models):
+    folder, expected = models("llama3")
+    engine = load(folder, max_sequences=2)
+    run = engine.run(greedy_requests())
+    engine.interrupt()
+    assert list(run) == []
+    engine.interrupt()
+    assert answers_of(engine, greedy_requests()) == expected
+
+
+def test_prompts_of_a_collection_are_looked_at_once(models, monkeypatch):
+    engine, asked = load(models("llama3")[0]), []
+    monkeypatch.setattr(workload, "refusal", lambda one, limits: (asked.append(one.key), refusal(one, limits))[1])
+    monkeypatch.setattr(engine_module, "refusal", lambda one, limits: pytest.fail("asked again"))
+    bad = Request(99, [], Sampling(max_tokens=2))
+    found = {one.key: one for one in engine.run([*greedy_requests(max_tokens=2), bad])}
+    assert sorted(asked) == sorted(found)
+    assert found[99].error.code == "empty_prompt"
+    assert sum(one.error is not None for one in found.values()) == 1
 
 
 def test_float16_runs_and_stays_near(models):

@@ -96,10 +96,8 @@ class FakeEngine:
             self.resolved[name] = most if asked == "auto" else min(asked, most)
 
     def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
-        try:
-            yield from self._run(requests)
-        finally:
-            self.interrupted = False
+        self.interrupted = False
+        return self._run(requests)
 
     def _run(self, requests: Iterable[Request]) -> Iterator[Completion]:
         group: list[Request] = []
