@@ -4,10 +4,11 @@ Knows the row to come next and keeps pinned what it will match; what running seq
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 from .blocks import BlockNode, Match
-from .forecast import Demand, LengthForecast
+from .forecast import Demand, LengthForecast, Running
 from .intake import Intake
 from .residents import EngineStalledError, Residents
 from .sequence import Sequence, Task
@@ -22,7 +23,7 @@ class Admission:
         self._intake = intake
         self._residents = residents
         self.limit(max_batch_tokens, max_sequences)
-        self._forecast = LengthForecast()
+        self._forecast = LengthForecast(self._running_shares)
         self._head: Sequence | None = None
         self.pinned: tuple[BlockNode, ...] = ()  # what the head will match
 
@@ -61,7 +62,7 @@ class Admission:
         return True
 
     def observe(self, sequence: Sequence) -> None:
-        """Takes note of how long a finished answer is."""
+        """Takes note of how long a finished answer is, once it has left."""
         task = sequence.task
         self._forecast.observe(sequence.answer_length, task.request.sampling, task.start)
 
@@ -70,6 +71,11 @@ class Admission:
         self._intake.forget(task)
         self._head = None
         self._pin(())
+
+    def _running_shares(self) -> Iterator[Running]:
+        for sequence in self._residents.everyone:
+            if sequence.task.trie is None:
+                yield sequence.answer_length / sequence.task.request.sampling.max_tokens, sequence.task.start
 
     def _next(self) -> Sequence | None:
         """The sequence to admit next: preempted ones first, then the head of the intake."""

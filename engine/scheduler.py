@@ -267,11 +267,11 @@ class Scheduler:
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         task, sampling = sequence.task, sequence.task.request.sampling
-        self._admission.observe(sequence)
         answer = sequence.tokens[sequence.prompt_length :]
         logprobs = sequence.logprobs if sampling.logprobs is not None else None
         task.samples[sequence.sample] = Sample(answer, reason, logprobs)
         self._residents.drop(sequence)
+        self._admission.observe(sequence)
         if task.done:
             self._complete(sequence)
         self._speculation.ended(sequence)

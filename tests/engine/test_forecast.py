@@ -1,10 +1,11 @@
 """How long answers will get: per group of prompts, from those that have ended."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchgen.engine.forecast import ENOUGH, MAX_GROUPS, LengthForecast, is_certain
+from batchgen.engine.forecast import ENOUGH, MAX_GROUPS, REMEMBERED, LengthForecast, is_certain, lifetimes
 from batchgen.engine.grammar import Grammar
 from batchgen.engine.request import Sampling
 
@@ -40,6 +41,50 @@ def test_at_least_one_and_never_more_than_is_left(lengths, has):
     demand = forecast.remaining(has, SAMPLING, (1,))
     assert demand.expected >= 0.5
     assert demand.expected <= max(1.0, 100 - has)
+
+
+def test_answers_that_run_count_for_what_they_have():
+    """Of answers of 1 .. 100 tokens that began together, the first 20 to end are not what the others will be like."""
+    lengths = [length for length in range(1, 101) for _ in range(5)]
+    running = [(0.2, (1,)) for length in lengths if length > 20]
+    forecast = LengthForecast(lambda: running)
+    for length in lengths[:100]:
+        forecast.observe(length, SAMPLING, (1,))
+    for group in ((1,), (2,)):
+        assert forecast.remaining(0, SAMPLING, group).expected == pytest.approx(50, abs=4)
+    blind = LengthForecast()
+    for length in lengths[:100]:
+        blind.observe(length, SAMPLING, (1,))
+    assert blind.remaining(0, SAMPLING, (1,)).expected < 12
+
+
+def test_running_answers_of_other_groups_are_left_out():
+    forecast = LengthForecast(lambda: [(0.5, (2,))] * 500)
+    for _ in range(ENOUGH):
+        forecast.observe(10, SAMPLING, (1,))
+    assert forecast.remaining(0, SAMPLING, (1,)).expected == pytest.approx(10)
+    assert forecast.remaining(0, SAMPLING, (2,)).expected > 60
+
+
+def test_ended_answers_alone_are_a_fair_sample_once_they_are_many():
+    forecast = LengthForecast(lambda: [(0.5, (1,))] * 500)
+    for _ in range(REMEMBERED):
+        forecast.observe(10, SAMPLING, (1,))
+    assert forecast.remaining(0, SAMPLING, (1,)).expected == pytest.approx(10)
+
+
+SORTED_SHARES = st.lists(st.floats(0.01, 1), max_size=50).map(sorted).map(np.array)
+
+
+@given(ended=SORTED_SHARES.filter(len), running=SORTED_SHARES)
+def test_lifetimes_are_a_distribution_and_without_running_ones_the_plain_one(ended, running):
+    shares, weights = lifetimes(ended, running)
+    assert weights.sum() == pytest.approx(1)
+    assert weights.min() >= 0
+    assert shares.max() <= 1
+    _, plain = lifetimes(ended, np.array([]))
+    assert plain[:-1] == pytest.approx(1 / len(ended))
+    assert plain[-1] == pytest.approx(0)
 
 
 def test_groups_are_bounded():
