@@ -189,6 +189,10 @@ class Adaptation:
         settings = replace(self.chosen.settings, **other)
         return replace(self.chosen, settings=settings) if self._gain(settings) >= _WORTH_A_CHANGE else None
 
+    def loses(self, limits: Mapping[str, Any]) -> bool:
+        """The rest of the job would take longer under these limits of the engine."""
+        return self._gain(replace(self.chosen.settings, **limits)) < 1
+
     def took(self, limits: Mapping[str, Any]) -> Record | None:
         """What to tell of the limits that the engine has now, maybe less than asked for; None if none changed."""
         settings = replace(self.chosen.settings, **limits)

@@ -176,11 +176,17 @@ class Generation:
         """Hands changed limits to the engine that runs, and tells what it made of them."""
         if asked is None:
             return
-        self.engine.adopt(with_choices(with_formats(self._job, self.formats), asked).engine)
+        before = self._adaptation.chosen
+        self._hand_over(asked)
+        if self._adaptation.loses(limits_of(self.engine.resolved)):
+            self._hand_over(before)  # the engine kept to a part of it that is worse than none
         change = self._adaptation.took(limits_of(self.engine.resolved))
         if change is not None:
             self._output.manifest.choices.setdefault("adapted", []).append(change)
             self._output.log.write("adapted", **change)
+
+    def _hand_over(self, chosen: Chosen) -> None:
+        self.engine.adopt(with_choices(with_formats(self._job, self.formats), chosen).engine)
 
     def _skip(self, skipped: list[Skipped]) -> None:
         nothing = [pa.nulls(len(skipped), field.type) for field in self.encoder.results]

@@ -305,6 +305,20 @@ def test_limits_that_the_engine_cannot_take_are_not_told(tmp_path: Path, monkeyp
     assert "adapted" not in manifest(job.output_path)["choices"]
 
 
+def test_limits_that_are_worse_as_the_engine_cut_them_are_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps were to be smaller for more answers at once; of these the engine takes no more than it had."""
+    asked_once(monkeypatch, max_batch_tokens=8, max_sequences=1024)
+    write_rows(tmp_path, 8)
+    limits = {"engine__max_batch_tokens": 64, "engine__max_sequences": 8}
+    job, given = make_job(tmp_path, prompt__on_null="empty", **limits), FakeModels()
+    given.fake.largest = {"max_batch_tokens": 64, "max_sequences": 8}
+    run(job, models=given)
+    assert [(one.max_batch_tokens, one.max_sequences) for one in given.fake.adopted] == [(8, 1024), (64, 8)]
+    assert "adapted" not in manifest(job.output_path)["choices"]
+
+
 def test_the_limits_kept_are_those_that_the_engine_came_to(tmp_path: Path) -> None:
     write_rows(tmp_path, 8)
     job, given = make_job(tmp_path, prompt__on_null="empty"), FakeModels()
