@@ -148,8 +148,8 @@ def compare(engines: Engines, name: str, rows: list[dict[str, Any]], seconds: fl
     off = replace(auto, name="auto, drafts off", limits=auto.limits.model_copy(update={"speculation": "off"}))
     hand = list(by_hand(auto.weights, list(record["trials"])))
     results = [Result(one) for one in (auto, off, *hand)]
-    for result in results:  # loads, and first calls set up thread pools
-        run(engines.take(result.configuration), requests_of(rows[:2]))
+    for chosen in {id(engines.take(one.configuration)): one.configuration for one in results}.values():
+        run(engines.take(chosen), requests_of(rows[:2]))  # first calls set up thread pools
     few = requests_of(rows[: fitting(engines, auto, rows, seconds / (repeats * len(results)))])
     for turn in range(repeats):
         for result in results if turn % 2 == 0 else reversed(results):
