@@ -41,9 +41,9 @@ CPU = Device(  # two cores with AVX-512 BF16 and VNNI
     bandwidth=45e9,
     layer_seconds=7e-5,
     step_seconds=2.5e-3,
-    own_pairs=100e9,
+    own_pairs=120e9,
     shared_pairs=650e9,
-    widening={"fp8": 1.0, "int8": 0.9, "int4": 0.9},
+    widening={"fp8": 1.1, "int8": 0.6, "int4": 1.1},
 )
 CUDA = Device(  # one H200
     operations={"float32": 50e12, "native": 600e12, "int8": 500e12, "int4": 500e12, "fp8": 900e12},

@@ -68,12 +68,13 @@ def test_long_documents_with_short_answers_are_all_prompt() -> None:
     assert seconds(found, "weights")["native"] > 1.1 * seconds(found, "weights")["int8"]
 
 
-def test_long_answers_want_many_at_once_and_narrow_keys_where_memory_is_short() -> None:
+def test_long_answers_want_many_at_once_and_narrow_keys_the_more_the_shorter_memory_is() -> None:
     """256 MiB hold some twenty rows in bfloat16: steps stay far below what the processor could do."""
     short, wide = chosen(LONG_ANSWER), chosen(LONG_ANSWER, memory=4 * 2**30)
     assert short.settings.kv_cache in ("int8", "int4")
     assert seconds(short, "kv_cache")["bfloat16"] > 1.05 * seconds(short, "kv_cache")["int8"]
-    assert wide.settings.kv_cache == "bfloat16"
+    gains = [seconds(one, "kv_cache")["bfloat16"] / seconds(one, "kv_cache")["int8"] for one in (short, wide)]
+    assert gains[0] > gains[1] > 1
     assert wide.settings.max_sequences >= 128
     assert wide.settings.speculation
 
