@@ -124,7 +124,11 @@ def layers_beyond_caches(layer_bytes: int) -> int:
 
 
 def as_stored(pages: Tensor) -> Tensor:
-    """A copy in aligned memory that NumPy asked for, as the engine's pages are: the system gives it in huge pages."""
+    """A copy on the same device, as the engine's pages are: on the host in aligned memory that NumPy asked for,
+    which the system gives in huge pages.
+    """
+    if pages.device.type != "cpu":
+        return pages.clone()
     memory = torch.from_numpy(np.zeros(pages.nbytes + 64, dtype=np.uint8))
     start = -memory.data_ptr() % 64
     return memory[start : start + pages.nbytes].view(pages.dtype).view(pages.shape).copy_(pages)

@@ -156,6 +156,10 @@ def test_a_broken_row_leaves_its_neighbours_alone(kernels: Kernels) -> None:
     assert torch.equal(broken[others], whole[others])
 
 
+def test_pages_to_time_stay_on_their_device() -> None:
+    assert cases.as_stored(torch.empty(2, 3, 16, 8, device="meta")).device.type == "meta"
+
+
 MUTATIONS = {
     "no causal mask": lambda items, masking: (
         replace(items, positions=items.positions + 1000),
