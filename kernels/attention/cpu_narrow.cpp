@@ -12,35 +12,68 @@
 namespace batchgen {
 namespace {
 
+// The rows at `slots` in order, as numbers of type O; scales of whole rows are multiplied later.
+template <class Format, int FIXED, class O>
+void convert(const Stored& stored, const int64_t* slots, int given, O* out) {
+    const int width = FIXED ? FIXED : given;
+    const float one = 1;
+    for (int key = 0; key < TILE; ++key) {
+        const float* scales = stored.num_scales > 1 ? stored.scales + slots[key] * stored.num_scales : &one;
+        Format::row(stored.codes + slots[key] * stored.row_bytes, scales, width, out + key * width);
+    }
+}
+
+template <class O>
+using Convert = void(const Stored&, const int64_t* slots, int width, O* out);
+
+// How rows of a format become numbers of type O.
+template <int FIXED, class O>
+Convert<O>* converter(int64_t format) {
+#if defined(__AVX512BF16__)
+    if constexpr (FIXED && sizeof(O) == 2)
+        if (format == KV_FP8) return convert<Float8Pairs, FIXED, O>;
+#endif
+    switch (format) {
+        case KV_FLOAT32: return convert<ReadPlain<float>, FIXED, O>;
+        case KV_BFLOAT16: return convert<ReadPlain<bfloat16>, FIXED, O>;
+        case KV_FP8: return convert<ReadScaled<ReadFloat8>, FIXED, O>;
+        case KV_INT8: return convert<ReadScaled<ReadInt8>, FIXED, O>;
+        default: return convert<ReadInt4, FIXED, O>;
+    }
+}
+
 // How a task reads its keys and values; chosen by their formats, the lanes of a head and the width.
-template <class Q>
+template <class Plain, class Q>
 struct Ways {
     void (*keep_query)(Scratch&, int lane, const Q* row, int width);
     void (*score)(Scratch&, int lane, const Strip& keys, int width);
     void (*gather)(Scratch&, int lane, const Strip& values, int width);
     Vec (*result)(const float* sums, int at);
-    bool keys_in_place, values_in_place;  // else the rows are converted
+    Convert<typename Plain::Operand> *convert_keys, *convert_values;  // null: read in place
 };
 
 template <class Plain, int N, int FIXED, class Q>
-Ways<Q> choose(const Call& call) {
-    constexpr int64_t plain = plain_format(static_cast<const typename Plain::Operand*>(nullptr));
-    Ways<Q> ways{Plain::keep_query, Plain::template score<N, FIXED>, Plain::template gather<N, FIXED>, Plain::result,
-                 call.keys.format == plain, call.values.format == plain};
+Ways<Plain, Q> choose(const Call& call) {
+    using Operand = typename Plain::Operand;
+    const auto conversion = [](int64_t format) {
+        return format == plain_format(static_cast<Operand*>(nullptr)) ? nullptr : converter<FIXED, Operand>(format);
+    };
+    Ways<Plain, Q> ways{Plain::keep_query, Plain::template score<N, FIXED>, Plain::template gather<N, FIXED>,
+                        Plain::result,     conversion(call.keys.format),    conversion(call.values.format)};
 #if defined(__AVX512VNNI__)
     if constexpr (sizeof(Q) == 2) {
         const bool lines = call.head_dim % Codes::LINE == 0;
         if (lines && call.keys.format == KV_INT8)
-            ways.keep_query = Codes::keep_query, ways.score = Codes::score<N, FIXED>, ways.keys_in_place = true;
+            ways.keep_query = Codes::keep_query, ways.score = Codes::score<N, FIXED>, ways.convert_keys = nullptr;
         if (lines && call.values.format == KV_INT8)
-            ways.gather = Codes::gather<N, FIXED>, ways.result = Codes::result, ways.values_in_place = true;
+            ways.gather = Codes::gather<N, FIXED>, ways.result = Codes::result, ways.convert_values = nullptr;
     }
 #endif
     return ways;
 }
 
 template <class Plain, int N, class Q>
-Ways<Q> choose_width(const Call& call) {
+Ways<Plain, Q> choose_width(const Call& call) {
     switch (call.head_dim) {
         case 64: return choose<Plain, N, 64, Q>(call);
         case 128: return choose<Plain, N, 128, Q>(call);
@@ -49,35 +82,13 @@ Ways<Q> choose_width(const Call& call) {
 }
 
 template <class Plain, class Q>
-Ways<Q> choose_lanes(const Call& call, int lanes) {
+Ways<Plain, Q> choose_lanes(const Call& call, int lanes) {
     static_assert(NARROW_LANES == 4);
     switch (lanes) {
         case 1: return choose_width<Plain, 1, Q>(call);
         case 2: return choose_width<Plain, 2, Q>(call);
         case 3: return choose_width<Plain, 3, Q>(call);
         default: return choose_width<Plain, 4, Q>(call);
-    }
-}
-
-// The rows at `slots` in order; scales of whole rows are multiplied later.
-template <class Format, class O>
-void convert(const Stored& stored, const int64_t* slots, int width, O* out) {
-    const float one = 1;
-    for (int key = 0; key < TILE; ++key) {
-        const float* scales = stored.num_scales > 1 ? stored.scales + slots[key] * stored.num_scales : &one;
-        Format::row(stored.codes + slots[key] * stored.row_bytes, scales, width, out + key * width);
-    }
-}
-
-// The rows as numbers of type O.
-template <class O>
-void convert(const Stored& stored, const int64_t* slots, int width, O* out) {
-    switch (stored.format) {
-        case KV_FLOAT32: return convert<ReadPlain<float>>(stored, slots, width, out);
-        case KV_BFLOAT16: return convert<ReadPlain<bfloat16>>(stored, slots, width, out);
-        case KV_FP8: return convert<ReadScaled<ReadFloat8>>(stored, slots, width, out);
-        case KV_INT8: return convert<ReadScaled<ReadInt8>>(stored, slots, width, out);
-        default: return convert<ReadInt4>(stored, slots, width, out);
     }
 }
 
@@ -107,10 +118,10 @@ public:
 
     void attend(const Tile& tile, const Tile& ahead) {
         for (int head = 0; head < target_.task.num_heads; ++head)
-            ways_.score(s_, head * of_head_, strip(call_.keys, head, tile, ahead, ways_.keys_in_place), width_);
+            ways_.score(s_, head * of_head_, strip(call_.keys, head, tile, ahead, ways_.convert_keys), width_);
         soften(tile);
         for (int head = 0; head < target_.task.num_heads; ++head)
-            ways_.gather(s_, head * of_head_, strip(call_.values, head, tile, ahead, ways_.values_in_place), width_);
+            ways_.gather(s_, head * of_head_, strip(call_.values, head, tile, ahead, ways_.convert_values), width_);
     }
 
     void write_out() const {
@@ -129,6 +140,8 @@ public:
     }
 
 private:
+    using Operand = typename Plain::Operand;
+
     int query(int lane) const { return lane % of_head_ / target_.group; }
     int member(int lane) const { return lane % target_.group; }
 
@@ -147,16 +160,16 @@ private:
         highest_low_ = std::max(highest_low_, s_.low[lane]), lowest_high_ = std::min(lowest_high_, s_.high[lane]);
     }
 
-    Strip strip(const Stored& all, int head, const Tile& tile, const Tile& ahead, bool in_place) {
+    Strip strip(const Stored& all, int head, const Tile& tile, const Tile& ahead, Convert<Operand>* convert) {
         const int64_t rows = head * call_.head_step;
         Stored stored = all;
         stored.codes += rows * stored.row_bytes, stored.scales += rows * stored.num_scales;
         const char* next = stored.codes + ahead.slots[0] * stored.row_bytes;
         const float* scales = place_scales(stored, tile, ahead);
-        if (in_place && tile.side_by_side) return {stored.codes + tile.slots[0] * stored.row_bytes, next, scales};
+        if (!convert && tile.side_by_side) return {stored.codes + tile.slots[0] * stored.row_bytes, next, scales};
         char* made = reinterpret_cast<char*>(s_.rows);
-        if (in_place) copy(stored, tile.slots, made);
-        else convert(stored, tile.slots, width_, reinterpret_cast<typename Plain::Operand*>(made));
+        if (convert) convert(stored, tile.slots, width_, reinterpret_cast<Operand*>(made));
+        else copy(stored, tile.slots, made);
         prefetch(next, TILE * stored.row_bytes);
         return {made, made, scales};
     }
@@ -217,7 +230,7 @@ private:
     const Call& call_;
     const Scoring scoring_;
     const int width_, of_head_, lanes_;
-    const Ways<Q> ways_;
+    const Ways<Plain, Q> ways_;
     int32_t highest_low_ = 0, lowest_high_ = INT32_MAX;
 };
 

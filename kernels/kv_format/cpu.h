@@ -54,6 +54,30 @@ struct ReadScaled {
     }
 };
 
+#if defined(__AVX512BF16__)
+// As they are, without a scale: bfloat16 holds every one of them. What is subnormal is looked up.
+struct Float8Pairs {
+    static constexpr int STEP = 2 * WIDTH;
+
+    static __m512i numbers(const char* codes) {
+        const __m512i subnormals = _mm512_set1_epi64(0x3bc03b803b000000), upper = _mm512_set1_epi64(0x3c603c403c203c00);
+        const __m512i table = _mm512_unpacklo_epi64(subnormals, upper);  // by the three bits behind the exponent
+        const __m512i wide = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)));
+        const __m512i sign = _mm512_slli_epi16(_mm512_and_si512(wide, _mm512_set1_epi16(0x80)), 8);
+        const __m512i size = _mm512_slli_epi16(_mm512_and_si512(wide, _mm512_set1_epi16(0x7f)), 4);
+        const __m512i normal = _mm512_add_epi16(size, _mm512_set1_epi16(120 << 7));
+        const __mmask32 small = _mm512_testn_epi16_mask(wide, _mm512_set1_epi16(0x78));
+        return _mm512_or_si512(_mm512_mask_permutexvar_epi16(normal, small, wide, table), sign);
+    }
+
+    // The scale is 1: it is multiplied later. `width` is a number of whole vectors.
+    static BATCHGEN_INLINE void row(const char* codes, const float*, int width, bfloat16* out) {
+#pragma GCC unroll 4
+        for (int at = 0; at < width; at += STEP) _mm512_storeu_si512(out + at, numbers(codes + at));
+    }
+};
+#endif
+
 struct ReadInt4 {
     template <class O>
     static BATCHGEN_INLINE void row(const char* codes, const float* scales, int width, O* out) {
