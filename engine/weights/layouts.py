@@ -136,7 +136,9 @@ def _grouped(codes: Tensor, scale: Tensor, zeros: Tensor, scheme: Scheme, index:
         raise ValueError(
             f"scales {list(scale.shape)} and zero points {list(zeros.shape)} for {list(codes.shape)}, group {group}"
         )
-    order = None if index is None else _order(index, group)
+    if index is None and scheme.reordered and group < inputs:
+        raise ValueError("the config says inputs are in the order of their activations, yet its g_idx is missing")
+    order = None if index is None else _order(index, inputs, group)
     if order is not None:
         codes = codes[:, order]
     scale = scale.float().contiguous()
@@ -154,8 +156,10 @@ def _int4(codes: Tensor, scale: Tensor, zeros: Tensor, group: int) -> QuantisedW
     return Int4Weight(packed(codes).contiguous(), short, minimum, group)
 
 
-def _order(index: Tensor, group: int) -> Tensor | None:
+def _order(index: Tensor, inputs: int, group: int) -> Tensor | None:
     """The inputs sorted by group; None where they already are. Raises ValueError for groups of other sizes."""
+    if tuple(index.shape) != (inputs,):
+        raise ValueError(f"g_idx is {list(index.shape)}, for {inputs} inputs")
     expected = torch.arange(len(index)) // group
     order = index.long().argsort(stable=True)
     if not torch.equal(index.long()[order], expected):

@@ -18,7 +18,8 @@ _FIELDS = ("quantization_config", "compression_config")
 class Scheme:
     """`method`: gptq, gptq_v2, awq, pack-, int- or float-quantized, fp8, or plain.
 
-    `group`: inputs of a scale, -1 for all of them; `block`: outputs and inputs of a scale, where it is for blocks.
+    `group`: inputs of a scale, -1 for all of them; `block`: outputs and inputs of a scale, where it is for blocks;
+    `reordered`: the inputs of a group lie anywhere, so that every module must say which group each belongs to.
     """
 
     method: str
@@ -26,6 +27,7 @@ class Scheme:
     group: int
     symmetric: bool
     block: tuple[int, int] | None = None
+    reordered: bool = False
 
 
 def scheme(config: Mapping[str, Any]) -> Scheme | None:
@@ -71,7 +73,11 @@ def _gptq(settings: Mapping[str, Any], field: str) -> Scheme:
     if name not in ("gptq", "gptq_v2"):
         raise _refuse(field, "checkpoint_format", name)
     return Scheme(
-        name, _bits(settings, field, "bits", (4, 8)), _group(settings, field), bool(settings.get("sym", True))
+        name,
+        _bits(settings, field, "bits", (4, 8)),
+        _group(settings, field),
+        bool(settings.get("sym", True)),
+        reordered=bool(settings.get("desc_act")) and not settings.get("static_groups"),
     )
 
 
@@ -102,7 +108,11 @@ def _compressed(settings: Mapping[str, Any], field: str) -> Scheme:
         raise _refuse(field, "input_activations.symmetric", False)
     if layout == "float-quantized":
         return Scheme(layout, bits, -1, True, _compressed_block(weights, f"{field}.weights"))
-    return Scheme(layout, bits, _group(weights, field), bool(weights.get("symmetric", True)))
+    order = weights.get("actorder") or None
+    if order not in _ACTIVATION_ORDERS:
+        raise _refuse(f"{field}.weights", "actorder", order)
+    symmetric = bool(weights.get("symmetric", True))
+    return Scheme(layout, bits, _group(weights, field), symmetric, reordered=_ACTIVATION_ORDERS[order])
 
 
 def _compressed_block(weights: Mapping[str, Any], field: str) -> tuple[int, int] | None:
@@ -134,6 +144,7 @@ class _Numbers:
     bits: tuple[int, ...]
 
 
+_ACTIVATION_ORDERS = {None: False, True: True, "group": True, "dynamic": True, "weight": False, "static": False}
 _COMPRESSED = {
     "pack-quantized": _Numbers("int", (4, 8)),
     "int-quantized": _Numbers("int", (8,)),

@@ -273,6 +273,81 @@ def test_an_index_that_fills_no_groups_is_refused(tmp_path: Path) -> None:
         load(folder, "native")
 
 
+def without(ending: str, modules: int | None = None) -> Callable[[Tensors], None]:
+    """Takes pieces of the first modules, or of all, out of a checkpoint's tensors."""
+
+    def edit(tensors: Tensors) -> None:
+        for name in sorted(name for name in tensors if name.endswith(ending))[:modules]:
+            del tensors[name]
+
+    return edit
+
+
+def changed(ending: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Tensors], None]:
+    """Changes a piece of the first module."""
+
+    def edit(tensors: Tensors) -> None:
+        name = next(name for name in sorted(tensors) if name.endswith(ending))
+        tensors[name] = change(tensors[name]).contiguous()
+
+    return edit
+
+
+def edited_folder(folder: Path, settings: dict[str, Any], pack: Pack, edit: Callable[[Tensors], None]) -> Path:
+    repack_folder(tiny_model("llama3", folder), settings, pack)
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("modules", [None, 1], ids=["of all", "of one"])
+@pytest.mark.parametrize("order", ["desc_act", "group", "dynamic", True])
+def test_a_missing_order_of_inputs_is_refused(order: str | bool, modules: int | None, tmp_path: Path) -> None:
+    settings, pack, piece = gptq_settings(desc_act=True), gptq(index="random"), "g_idx"
+    if order != "desc_act":
+        settings, pack = compressed_settings("pack-quantized", actorder=order), compressed(True, index="random")
+        piece = "weight_g_idx"
+    folder = edited_folder(tmp_path / "model", settings, pack, without(piece, modules))
+    with pytest.raises(ModelError, match=r"^model\.layers\.0\..*_proj: .*yet its g_idx is missing"):
+        load(folder, "native")
+
+
+@pytest.mark.parametrize(
+    ("settings", "pack", "piece"),
+    [
+        (gptq_settings(desc_act=True, group_size=-1), gptq(group=-1), ".g_idx"),
+        (gptq_settings(desc_act=True, static_groups=True), gptq(), ".g_idx"),
+        (compressed_settings("pack-quantized", actorder="weight"), compressed(True), ".nothing"),
+        (compressed_settings("pack-quantized", actorder="static"), compressed(True), ".nothing"),
+    ],
+    ids=["one group", "static groups", "weight", "static"],
+)
+def test_groups_of_neighbours_need_no_order(settings: dict[str, Any], pack: Pack, piece: str, tmp_path: Path) -> None:
+    whole = edited_folder(tmp_path / "whole", settings, pack, without(".nothing"))
+    folder = edited_folder(tmp_path / "model", settings, pack, without(piece))
+    assert torch.equal(
+        prompt_logits(load(folder, "native"), [PROMPT])[0], prompt_logits(load(whole, "native"), [PROMPT])[0]
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda index: index[:GROUP], lambda index: torch.cat([index, index + 2]), lambda index: index.view(2, -1)],
+    ids=["short", "long", "two-dimensional"],
+)
+@pytest.mark.parametrize("index", ["trivial", "random"])
+def test_an_index_of_another_shape_is_refused(
+    change: Callable[[torch.Tensor], torch.Tensor], index: str, tmp_path: Path
+) -> None:
+    pack = gptq(index=index)
+    folder = edited_folder(tmp_path / "model", gptq_settings(desc_act=True), pack, changed(".g_idx", change))
+    with pytest.raises(
+        ModelError, match=r"down_proj: its packed weight cannot be read \(g_idx is \[.*\], for \d+ inputs"
+    ):
+        load(folder, "native")
+
+
 def test_scales_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     folder = tiny_model("llama3", tmp_path / "model")
     repack_folder(folder, gptq_settings(group_size=16), gptq())
