@@ -288,6 +288,58 @@ def test_json_is_closed_in_time(folder, temperature):
         assert set(json.loads(engine.tokenizer.decode(one.tokens))) >= set(OPEN["required"])
 
 
+def needs(**properties) -> dict:
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+NUMBER, MATCHING = {"type": "number"}, {"type": "string", "pattern": "b"}
+LEFT_OPEN = {  # schema, what there is of an answer, tokens that close it at most (a character each)
+    "array of two": ({"type": "array", "items": {"type": "integer"}, "minItems": 2}, "[72", 3),
+    "array of many": ({"type": "array", "items": {"type": "integer"}, "minItems": 20}, "[72", 39),
+    "nested arrays": ({"type": "array", "items": {"type": "array", "items": NUMBER, "minItems": 2}}, "[[7", 4),
+    "number, then null": (needs(a=NUMBER, b={"type": "null"}), '{"a":1.5', 10),
+    "sign, then null": (needs(a=NUMBER, b={"type": "null"}), '{"a":-', 11),
+    "range": (needs(a={"type": "integer", "minimum": 1000, "maximum": 99999}), '{"a":', 5),
+    "pattern anywhere": (needs(a=MATCHING), '{"a":"xxx', 3),
+    "patterns": ({"type": "array", "items": MATCHING, "minItems": 3}, '["x', 12),
+    "pattern between": (needs(a={"type": "string", "pattern": "^[a-z]+@[a-z]+[.]com$"}), '{"a":"x', 8),
+    "length": (needs(a={"type": "string", "minLength": 12}), '{"a":"', 14),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_OPEN)
+def test_a_way_to_close_is_found(folder, name):
+    """Also where no closing character may follow at once."""
+    schema, text, most = LEFT_OPEN[name]
+    grammars = load(folder).grammars
+    state = grammars.start(Grammar.json_schema(schema))
+    for token in load_tokenizer(str(folder)).encode([text], False)[0]:
+        state = state.after(token)
+    assert state.error is None
+    assert grammars._closing.length(state.matcher) is not None
+    assert grammars._closing.length(state.matcher) <= most
+
+
+@pytest.mark.parametrize("name", LEFT_OPEN)
+def test_what_is_left_open_is_closed_in_time(folder, name):
+    """At any temperature, with a model that likes digits and the letter a."""
+    engine, grammar = load(folder), Grammar.json_schema(LEFT_OPEN[name][0])
+    shortest, logits = engine.grammars._closing.length(engine.grammars.start(grammar).matcher), engine.model.logits
+    liked = [engine.tokenizer.backend.token_to_id(text) for text in "7a"]
+
+    def biased(hidden):
+        found = logits(hidden)
+        found[:, liked] += 1000.0
+        return found
+
+    engine.model.logits = biased
+    rows = [
+        Request(limit, PROMPTS[limit % 4], Sampling(max_tokens=limit, temperature=limit % 2, grammar=grammar))
+        for limit in range(shortest + 2, shortest + 30, 9)
+    ]
+    assert {one.finish_reason for one in run(engine, rows).values()} == {"stop"}
+
+
 def test_the_way_out_of_a_text_is_its_quote(folder):
     """Not brackets, which a text may hold."""
     grammars = load(folder).grammars
