@@ -10,6 +10,7 @@ from torch import Tensor
 from ..case import Arguments, Case, Results, generator, normal
 from ..hadamard import hadamard
 from ..rounding import BFLOAT16, INT8, LARGEST, OWN, Rounding
+from . import TURNED
 
 ROWS = (*range(1, 41), 63, 64, 65, 257)
 SMOLLM2 = {"qkv": (576, 960), "output": (576, 576), "gate and up": (576, 3072), "down": (1536, 576)}
@@ -92,6 +93,8 @@ def rounding(kernels: Any, x: Tensor, weight: Any, bias: Tensor | None) -> Round
 def expected(x: Tensor, weight: Any, bias: Tensor | None, rule: Rounding) -> Results:
     """In float64, group by group, activations rounded in float32 as the rule says."""
     codes, activations = weight.codes().double(), rounded(x, rule)
+    if getattr(weight, "turned", False) and rule.turned == 1:  # a table that turns the weight back: the same product
+        activations = hadamard(activations, TURNED)
     out = torch.zeros(len(x), len(codes), dtype=torch.float64)
     for number, first in enumerate(range(0, x.shape[1], weight.group)):
         part = slice(first, first + weight.group)
