@@ -12,6 +12,7 @@ from ..kernels.kv_format import FORMATS
 from ..kernels.linear_fp8 import Fp8Weight
 from ..kernels.linear_int4 import Int4Weight
 from ..kernels.linear_int8 import Int8Weight
+from .blocks import common_length
 from .checkpoint import Checkpoint, open_checkpoint
 from .config import EngineSettings
 from .decoder import Decoder, load_decoder
@@ -134,8 +135,7 @@ def select_prompts(prompts: Iterable[Sequence[int]], longest: int = LONGEST) -> 
     left = MOST_TOKENS
     for prompt in prompts:
         cut = tuple(prompt[: max(0, longest)])
-        shared = next((i for i, (a, b) in enumerate(zip(chosen[0], cut, strict=False)) if a != b), 0) if chosen else 0
-        left -= len(cut) - shared
+        left -= len(cut) - (common_length(chosen[0], cut) if chosen else 0)
         if chosen and left < 0:
             break
         if cut:

@@ -11,6 +11,7 @@ from typing import Any
 from ..kernels import Kernels
 from .accuracy import Accuracy, Candidate, Trace, difference, trace
 from .decoder import Decoder
+from .spec import ModelError
 
 NATIVE = "native"
 
@@ -66,7 +67,7 @@ class Choice:
     weights: str
     kv_cache: str
     trials: tuple[dict[str, Any], ...] = ()
-    note: str | None = None  # why nothing was measured, where it should have been
+    note: str | None = None  # what was not measured, where it should have been, and why
 
 
 Load = Callable[[str], Decoder]
@@ -101,21 +102,44 @@ def choose(question: Question, load: Load, answer: Answer, kernels: Kernels) -> 
     seen = _trace(model, texts, kernels, "auto")
     del model
     trials: list[dict[str, Any]] = []
-    weights, chosen = _try_weights(question, load, texts, seen, kernels, trials)
+    skipped: list[str] = []
+    weights, chosen = _try_weights(question, _skipping(question, load, skipped), texts, seen, kernels, trials)
     if question.kv_trials:
         model = chosen or load(NATIVE)
         base = _trace(model, texts, kernels, "auto")
         kv_cache = _try_kv(question, model, texts, base, kernels, trials)
     else:
         kv_cache = question.kv_cache
-    return Choice(weights, kv_cache, tuple(trials))
+    return Choice(weights, kv_cache, tuple(trials), note="; ".join(skipped) or None)
+
+
+def _skipping(question: Question, load: Load, skipped: list[str]) -> Callable[[str], Decoder | None]:
+    """`load` that gives None for a format which cannot hold the checkpoint, unless it is asked for, and says why."""
+
+    def loaded(name: str) -> Decoder | None:
+        try:
+            return load(name)
+        except ModelError as error:
+            if question.weights == name:
+                raise
+            skipped.append(f"{name} not tried: {error}")
+            return None
+
+    return loaded
 
 
 def _try_weights(
-    question: Question, load: Load, texts: Texts, reference: Trace, kernels: Kernels, trials: list[dict[str, Any]]
+    question: Question,
+    load: Callable[[str], Decoder | None],
+    texts: Texts,
+    reference: Trace,
+    kernels: Kernels,
+    trials: list[dict[str, Any]],
 ) -> tuple[str, Decoder | None]:
     for name, share in question.weight_trials.items():
         model = load(name)
+        if model is None:
+            continue
         measured = texts.compare(reference, _trace(model, texts, kernels, "auto"))
         trials.append(_record("weights", name, share, measured, WEIGHTS, question.weights == name, texts))
         if trials[-1]["taken"]:

@@ -15,6 +15,7 @@ import torch
 from .checkpoint import Checkpoint, resolve
 from .models import architecture
 from .models.names import Place, WeightPlan
+from .spec import ModelError
 from .tokenizer import load_tokenizer
 from .weights.compress import Compression, compression
 from .weights.load import EMBEDDING, HEAD, checked_places
@@ -82,7 +83,11 @@ def _write_tensors(
     for name, source in checkpoint.reader.tensors(places):
         if name in linears:
             kind = linears[name].part.rpartition(".")[2]
-            for piece, tensor in chosen.pieces(source, kind, errors).items():
+            try:
+                pieces = chosen.pieces(source, kind, errors)
+            except ValueError as error:
+                raise ModelError(f"{name}: {error}") from error
+            for piece, tensor in pieces.items():
                 writer.add(f"{name.removesuffix('.weight')}.{piece}", tensor)
         else:
             writer.add(name, _plain(source, chosen.dtype))

@@ -4,6 +4,7 @@ Composed from checkpoint, tokenizer, decoders and their comparison; knows no job
 """
 
 import json
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from batchgen.engine.accuracy import Accuracy
 
 REFERENCE = "native"
-WINDOW = 512  # tokens of one piece of text: each starts without context, as a row does
+WINDOW = 512  # tokens of one piece of text, where the context holds so many: each starts without context, as a row does
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,14 @@ def evaluate(model: str, text: Path, options: EvalOptions) -> list[dict[str, Any
     from batchgen.engine.decoder import Decoder, load_decoder
     from batchgen.engine.device import resolve_device
     from batchgen.engine.machine import DTYPES, use_granted_cores
+    from batchgen.engine.models import architecture
     from batchgen.engine.tokenizer import load_tokenizer
 
     use_granted_cores()
     ops, checkpoint = kernels.load("cpu"), open_checkpoint(model)
     tokenizer = load_tokenizer(model)
-    pieces = [piece for piece in _pieces(tokenizer, text, options.tokens) if len(piece) > 1]
+    window = min(WINDOW, architecture(checkpoint.config).spec(checkpoint.config).context_length)
+    pieces = [piece for piece in _pieces(tokenizer, text, options.tokens, window) if len(piece) > 1]
     if not pieces:
         raise JobError(f"{text}: the texts hold no token to predict; give longer ones")
 
@@ -72,8 +75,10 @@ def evaluate(model: str, text: Path, options: EvalOptions) -> list[dict[str, Any
 def _by_weights(options: EvalOptions) -> list[tuple[str, list[str]]]:
     """Each weight format with the KV formats to try beside it, so that none is loaded twice."""
     formats = {weights: ["auto"] for weights in options.weights}
-    if options.kv:
-        formats.setdefault(REFERENCE, []).extend(options.kv)
+    for kv_cache in options.kv:
+        beside, told = formats.setdefault(REFERENCE, []), "auto" if kv_cache == options.dtype else kv_cache
+        if told not in beside:
+            beside.append(told)
     return list(formats.items())
 
 
@@ -88,14 +93,14 @@ def _figures(result: "Accuracy") -> dict[str, Any]:
     }
 
 
-def _pieces(tokenizer: Any, text: Path, limit: int) -> list[list[int]]:
+def _pieces(tokenizer: Any, text: Path, limit: int, window: int) -> list[list[int]]:
     try:
         content = text.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{text}: not a readable UTF-8 text ({error})") from error
     (tokens,) = tokenizer.encode([content], add_special_tokens=False)
     tokens = tokens[:limit]
-    return [tokens[start : start + WINDOW] for start in range(0, len(tokens), WINDOW)]
+    return [tokens[start : start + window] for start in range(0, len(tokens), window)]
 
 
 def describe_evaluation(records: list[dict[str, Any]], options: EvalOptions) -> str:
@@ -115,4 +120,9 @@ def describe_evaluation(records: list[dict[str, Any]], options: EvalOptions) -> 
 
 
 def dump_evaluation(records: list[dict[str, Any]]) -> str:
-    return json.dumps(records)
+    """JSON, in which a figure that is no number is null."""
+    return json.dumps([{key: _number(value) for key, value in record.items()} for record in records], allow_nan=False)
+
+
+def _number(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -43,6 +43,10 @@ def train_heads(model: str, data: Path, out: Path, options: HeadsOptions, told: 
         checkpoint, device = open_checkpoint(model), resolve_device(options.device)
         ops = kernels.load(str(device))
         decoder = load_decoder(checkpoint, compute_dtype("auto", checkpoint.dtype, device), device, ops)
+        short = [text for text in texts if len(text.prompt) + len(text.answer) <= decoder.spec.context_length]
+        if len(short) < len(texts):
+            told(f"{len(texts) - len(short)} of {len(texts)} answers are beyond the context and left out")
+        texts = short
         try:
             learn, measure = (examples(decoder, ops, part, plan.heads) for part in split(texts, plan))
             told(f"{len(texts)} answers: {len(learn)} tokens to learn from, {len(measure)} held out")

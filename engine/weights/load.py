@@ -83,7 +83,10 @@ def load_parts(reader: WeightReader, plan: WeightPlan, tied: bool, target: Targe
         places[EMBEDDING] = plan.places[HEAD]
     parts = Parts(places, plan, target)
     for name, source in reader.tensors(places):
-        parts.put(places[name], source)
+        try:
+            parts.put(places[name], source)
+        except ValueError as error:
+            raise ModelError(f"{name}: {error}; model.weights: native takes it") from error
     return parts, HEAD not in places
 
 

@@ -4,6 +4,7 @@ for its range.
 Knows rounding and the error it adds; not which layers it serves.
 """
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -30,13 +31,23 @@ class RoundingError:
     squares: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def add(self, kind: str, values: Tensor, rounded: Tensor) -> None:
+        """Raises ValueError where there is a NaN or an infinity."""
         lost, whole = self.squares.get(kind, (0.0, 0.0))
-        difference = float((values - rounded).square().sum(dtype=torch.float64))
-        self.squares[kind] = lost + difference, whole + float(values.square().sum(dtype=torch.float64))
+        self.squares[kind] = lost + _squares(values - rounded), whole + _squares(values)
 
     def relative(self) -> dict[str, float]:
         """Root mean square of the error over that of the weights."""
         return {kind: (lost / whole) ** 0.5 if whole else 0.0 for kind, (lost, whole) in self.squares.items()}
+
+
+def _squares(values: Tensor) -> float:
+    """The sum of squares; in double precision where those of float32 overflow."""
+    total = float(values.square().sum(dtype=torch.float64))
+    if math.isfinite(total):
+        return total
+    if not bool(values.isfinite().all()):
+        raise ValueError("NaN or infinity among the weights cannot be rounded")
+    return float(values.double().square().sum())
 
 
 def group_size(inputs: int) -> int:

@@ -22,6 +22,7 @@ from batchgen.engine.choose import (
 )
 from batchgen.engine.decoder import Decoder, load_decoder
 from batchgen.engine.gate import Choice, Question, Texts, choose
+from batchgen.engine.spec import ModelError
 
 PROMPTS = [random_prompt(40, seed) for seed in range(6)]
 OPS = kernels.load("cpu")
@@ -51,6 +52,19 @@ def ask(
         return model
 
     return choose(Question(weights, kv[0], trials, kv[1]), load, answer, OPS)
+
+
+def test_a_format_that_cannot_hold_the_checkpoint_is_skipped_with_a_note(folder: Path) -> None:
+    def load(name: str) -> Decoder:
+        if name == "small":
+            raise ModelError("q_proj.weight: groups of 7 inputs")
+        return load_decoder(open_checkpoint(str(folder)), torch.float32, torch.device("cpu"), OPS, "native")
+
+    trials = {"small": 0.3, "good": 0.5}
+    choice = choose(Question("auto", "auto", trials, {}), load, answer, OPS)
+    assert (choice.weights, choice.note) == ("good", "small not tried: q_proj.weight: groups of 7 inputs")
+    with pytest.raises(ModelError, match="groups of 7"):
+        choose(Question("small", "auto", {"small": 0.3}, {}), load, answer, OPS)
 
 
 def test_the_fastest_that_passes_is_taken_and_who_fails_is_named(folder: Path) -> None:

@@ -348,6 +348,14 @@ def test_an_index_of_another_shape_is_refused(
         load(folder, "native")
 
 
+@pytest.mark.parametrize("group", [1, 2, 7])
+def test_groups_that_no_product_takes_are_refused_by_name(group: int, tmp_path: Path) -> None:
+    folder = tiny_model("llama3", tmp_path / "model")
+    repack_folder(folder, gptq_settings(group_size=group), gptq(group=group))
+    with pytest.raises(ModelError, match=rf"_proj.weight: .*groups of {group} inputs.*model.weights: native takes it"):
+        load_decoder(open_checkpoint(str(folder)), torch.float32, CPU, kernels.load("cpu"), "int4")
+
+
 def test_scales_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     folder = tiny_model("llama3", tmp_path / "model")
     repack_folder(folder, gptq_settings(group_size=16), gptq())

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import tiny
+from safetensors.torch import load_file, save_file
 
 from batchgen.jobs.cli import invoke
 
@@ -33,6 +34,43 @@ def test_native_float32_is_its_own_reference(model: Path, text: Path, capsys: py
     assert {record["weights"] for record in kv} == {"native"}
     assert 0 < kv[1]["divergence"] < kv[0]["divergence"] < kv[2]["divergence"]
     assert 0 < int8["divergence"] < fp8["divergence"] < int4["divergence"]
+
+
+def test_texts_are_cut_to_the_context(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    short = tiny.tiny_model("llama3", tmp_path / "short", max_position_embeddings=64)
+    command = ["eval", str(short), "--text", str(text), "--weights", "int8", "--kv", "", "--tokens", "200", "--json"]
+    assert invoke(command) == 0
+    assert json.loads(capsys.readouterr().out)[0]["tokens"] == 200 - 4
+
+
+def broken(folder: Path, value: float) -> Path:
+    """A model with one weight of this value."""
+    tensors = load_file(tiny.tiny_model("llama3", folder) / "model.safetensors")
+    tensors["model.layers.0.self_attn.q_proj.weight"].view(-1)[5] = value
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def test_a_figure_that_is_no_number_is_null(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(broken(tmp_path / "model", float("nan")))
+    assert invoke(["eval", model, "--text", str(text), "--weights", "native", "--kv", "", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail)[0]["perplexity"] is None
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4", "fp8"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_cannot_be_rounded_is_refused_by_name(
+    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str], value: float, weights: str
+) -> None:
+    model = str(broken(tmp_path / "model", value))
+    assert invoke(["eval", model, "--text", str(text), "--weights", weights, "--kv", ""]) == 1
+    assert "model.layers.0.self_attn.q_proj.weight: NaN or infinity" in capsys.readouterr().err
+
+
+def test_the_plain_kv_format_is_measured_once(model: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["eval", str(model), "--text", str(text), "--weights", "native", "--kv", "bfloat16", "--json"]
+    assert invoke(command) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 1
 
 
 def test_table(model: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
