@@ -45,6 +45,11 @@ class Unconstrained:
 UNCONSTRAINED = Unconstrained()
 
 
+def plain(message: str) -> str:
+    """The first line of what llguidance says, without its marks."""
+    return message.partition("\n")[0].replace("<non-verbose/>", "").strip()
+
+
 @dataclass(slots=True)
 class Budget:
     """What the states of one grammar share: how many more are kept, whether forced runs are followed at once."""
@@ -67,7 +72,7 @@ class MatcherState:
     @property
     def error(self) -> str | None:
         """Why llguidance gave up, if it did: a token against the grammar, or a grammar beyond its limits."""
-        return self.matcher.get_error().partition("\n")[0] or None
+        return plain(self.matcher.get_error()) or None
 
     @property
     def accepting(self) -> bool:

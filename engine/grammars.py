@@ -105,7 +105,10 @@ class Grammars:
             matcher = new_matcher(self._tokens, source_of(grammar))
             shortest = self._closing.length(matcher) if grammar.kind == "json_schema" else None
             reserve = 0 if shortest is None else shortest + 2 * MARGIN
-            return MatcherState(matcher, Budget(self._forcing, reserve=reserve))
+            state = MatcherState(matcher, Budget(self._forcing, reserve=reserve))
+            ahead = [state.after(token) for token in matcher.compute_ff_tokens()[:1]]  # text without end shows here
+            fault = next((further.error for further in ahead if further.error is not None), None)
+            return state if fault is None else f"no answer can satisfy it ({fault})"
         except GrammarError as error:
             return str(error)
 

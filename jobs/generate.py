@@ -38,7 +38,14 @@ from .outcomes import SKIPPED, codes_of
 from .output import Output
 from .prefix_groups import PrefixGroups, Watched, describe, merged
 from .progress import Display, Meter, Progress
-from .resolved import chat_template, installed_versions, require_known_tokens, resolve_sampling, resolved_settings
+from .resolved import (
+    chat_template,
+    installed_versions,
+    require_grammar,
+    require_known_tokens,
+    resolve_sampling,
+    resolved_settings,
+)
 from .writer import JournalWriter
 
 _LOG_SECONDS = 1.0, 30.0  # between the first two events, and at most
@@ -61,6 +68,7 @@ class Generation:
         self.sampling, self.origins = resolve_sampling(job, models)
         tokenizer = self._tokenizer = models.tokenizer(job)
         require_known_tokens(job, self.sampling, tokenizer.size)
+        require_grammar(job, self.sampling, models, tokenizer)
         self._written, self.arrangement = arranged(job, source, output.manifest.prompt_order)
         if job.prompt.reorder:
             output.manifest.prompt_order = asdict(self.arrangement)

@@ -15,7 +15,7 @@ from batchgen.engine.models import architecture
 from batchgen.engine.processor import Place, computed_dtype, likely_place
 from batchgen.engine.rates import Rates, built_in
 from batchgen.engine.rates_cache import cache_file, entry_name, keep_attempt, keep_rates, load_attempt, load_rates
-from batchgen.engine.request import Completion, Request
+from batchgen.engine.request import Completion, Request, Sampling
 from batchgen.engine.spec import ModelSpec
 
 from .estimate import machine_rate, rates_file
@@ -114,6 +114,24 @@ class Models:
         from batchgen.engine.tokenizer import load_tokenizer
 
         return load_tokenizer(job.tokenizer_path, None if job.model.tokenizer else job.model.revision)
+
+    def grammar_fault(self, job: Job, sampling: Sampling, tokenizer: Any) -> str | None:
+        """A key of the generation section that asks for what no answer can be, and why. Raises ModelError."""
+        from batchgen.engine.grammar import GrammarError
+        from batchgen.engine.grammars import Grammars
+
+        assert sampling.grammar is not None
+        ends = self._checkpoint(job).eos_ids | tokenizer.eos_ids
+        grammars = Grammars(tokenizer, frozenset(token for token in ends if token < tokenizer.size))
+        try:
+            grammars.start(sampling.grammar)
+            trie = grammars.trie(sampling.grammar) if sampling.choice_probs else None
+        except GrammarError as error:
+            return f"{sampling.grammar.kind}: {error}"
+        longest = 0 if trie is None else max(map(len, trie.options))
+        if longest <= sampling.max_tokens or "max_tokens" in job.generation.per_row:
+            return None
+        return f"max_tokens: {sampling.max_tokens}, but a choice that is to be scored has {longest} tokens; raise it"
 
     def likely_place(self, job: Job) -> Place:
         """Where a run would compute, as far as it is known without loading torch."""

@@ -49,6 +49,13 @@ def require_known_tokens(job: Job, sampling: Sampling, vocabulary: int) -> None:
         )
 
 
+def require_grammar(job: Job, sampling: Sampling, models: Models, tokenizer: Any) -> None:
+    """Raises UsageError for a grammar that no answer can satisfy, and for choices that cannot be scored."""
+    fault = None if sampling.grammar is None else models.grammar_fault(job, sampling, tokenizer)
+    if fault is not None:
+        raise UsageError(f"{job.source}: generation.{fault}")
+
+
 def chat_template(job: Job) -> str | None:
     """The text of the file that replaces the model's chat template. Raises UsageError."""
     if job.model.chat_template is None:

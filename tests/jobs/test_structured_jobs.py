@@ -16,7 +16,7 @@ from batchgen.jobs import Job, cli, run
 from batchgen.jobs.command_preview import preview_job
 from batchgen.jobs.errors import UsageError
 from batchgen.jobs.fingerprint import differences, identity_of, identity_without_model
-from batchgen.jobs.models import Models
+from batchgen.jobs.models import LoadedModel, Models
 from batchgen.jobs.stop import Stop
 from batchgen.pipeline import annotate
 from batchgen.pipeline.openai_grammar import BadGrammarError
@@ -64,6 +64,40 @@ def test_a_bad_grammar_is_exit_2_before_anything_is_read(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"{job}: {message}")
     assert not (tmp_path / "out").exists()
+
+
+ENDLESS = {"$defs": {"n": {"type": "object", "properties": {"c": {"$ref": "#/$defs/n"}}, "required": ["c"]}}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"generation__regex": "a{1000000}"}, r"generation\.regex: [^<>]+$"),
+        ({"generation__grammar": 'start: "x"{100000}'}, r"generation\.grammar: [^<>]+$"),
+        ({"generation__json_schema": {**ENDLESS, "$ref": "#/$defs/n"}}, r"generation\.json_schema: [^<>]+$"),
+        (
+            {
+                "generation__choices": ["a", "many tokens"],
+                "generation__max_tokens": 2,
+                "generation__temperature": 0,
+                "output__choice_probs": True,
+            },
+            r"generation\.max_tokens: 2, but a choice that is to be scored has \d+ tokens; raise it$",
+        ),
+    ],
+)
+def test_what_no_answer_can_be_is_exit_2_before_the_weights(
+    tmp_path: Path, model: Path, settings: dict[str, Any], message: str
+) -> None:
+    class Unloaded(Models):
+        def engine(self, job: Job) -> LoadedModel:
+            raise AssertionError("the weights were loaded")
+
+    write_rows(tmp_path, 2)
+    job = make_job(tmp_path, model__path=str(model), prompt__text="Say", prompt__on_null="empty", **settings)
+    with pytest.raises(UsageError, match=message) as raised:
+        run(job, models=Unloaded())
+    assert "\n" not in str(raised.value)
 
 
 def test_a_schema_file_is_relative_to_the_job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,6 +154,9 @@ class FakeModels(Models):
     def tokenizer(self, job: Job) -> ByteTokenizer:
         return self.fake.tokenizer
 
+    def grammar_fault(self, job: Job, sampling: Sampling, tokenizer: Any) -> str | None:
+        return None
+
     def place(self, job: Job) -> Place:
         return self.likely_place(job)
 
