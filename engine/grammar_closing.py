@@ -47,7 +47,7 @@ class Closing:
         ahead, search = matcher.deep_copy(), Search(MAX_TRIED)
         way: list[int] = []
         while not ahead.is_accepting():
-            tokens = ahead.compute_ff_tokens() or self._next(Place(ahead), search)
+            tokens = ahead.compute_ff_tokens() or list(self._next(Place(ahead), search))
             way += tokens
             if not tokens or len(way) > MAX_WAY or not ahead.consume_tokens(tokens):
                 return None

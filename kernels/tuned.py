@@ -101,8 +101,8 @@ def _tile_entry(record: Mapping[str, Any]) -> tuple[TileKey, Tile]:
     tile = Tile(**record["tile"])
     if not (_is_power_of_two(tile.keys) and _is_power_of_two(tile.num_warps) and tile.num_stages in range(1, 9)):
         raise ValueError(f"{record['tile']} is no tile")
-    names = (str(record[name]) for name in TileKey._fields[:3])
-    return TileKey(*names, int(record["head_dim"]), bool(record["wide"])), tile
+    keys, values, dtype = (str(record[name]) for name in TileKey._fields[:3])
+    return TileKey(keys, values, dtype, int(record["head_dim"]), bool(record["wide"])), tile
 
 
 def _is_power_of_two(number: object) -> bool:
