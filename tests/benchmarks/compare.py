@@ -83,15 +83,22 @@ class Bench:
     size: Size
     machine: Machine
 
-    def ours(self, workload: Workload, weights: str, **changes: Any) -> Measure:
-        options = {"model": self.model, "dtype": "bfloat16", "weights": weights, **changes}
+    def ours(self, workload: Workload, form: str, **changes: Any) -> Measure:
+        options = {"model": self.model, "dtype": "bfloat16", **formats(form), **changes}
         return run_peer(sys.executable, "batchgen_rows.py", workload.rows, options)
 
     def entry(self, workload: Workload, engine: str, form: str, measure: Measure) -> Entry:
-        limit = bound(workload.rows[: measure.rows], self.size, self.machine, ROOFLINES.get(form, "bfloat16"))
+        numbers = ROOFLINES.get(form.partition("/")[0], "bfloat16")
+        limit = bound(workload.rows[: measure.rows], self.size, self.machine, numbers)
         distinct = distinct_tokens(workload.rows[: measure.rows])
         share = measure.rows_per_s / limit
         return Entry(workload.name, engine, form, measure, share, measure.computed_prompt_tokens / distinct)
+
+
+def formats(form: str) -> dict[str, str]:
+    """`int8`, or `int8/int8` with a format of the keys."""
+    weights, _, keys = form.partition("/")
+    return {"weights": weights, "kv_cache": keys or "auto"}
 
 
 def tokenised(model: str, name: str, rows: list[Row]) -> Workload:
@@ -113,12 +120,12 @@ def read_rows(name: str, prompts: Path | None, limit: int | None) -> list[Row]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[:limit]]
 
 
-def check(bench: Bench, workload: Workload, weights: str) -> None:
+def check(bench: Bench, workload: Workload, form: str) -> None:
     """Raises SystemExit when the first rows, drawn greedily, are not those of the reference backend."""
     length = min(CHECKED_TOKENS, workload.rows[0]["max_tokens"])
     few = [{**row, "max_tokens": length, "n": 1, "temperature": 0.0} for row in workload.rows[:CHECKED_ROWS]]
     short = replace(workload, rows=few)
-    native, reference = bench.ours(short, weights), bench.ours(short, weights, kernels="reference", top=TOP)
+    native, reference = bench.ours(short, form), bench.ours(short, form, kernels="reference", top=TOP)
     for row, (mine, true, tops) in enumerate(zip(native.answers, reference.answers, reference.tops, strict=True)):
         first = agreement(mine[0], true[0])
         if first == length:
@@ -127,7 +134,7 @@ def check(bench: Bench, workload: Workload, weights: str) -> None:
         behind = tops[first][0][1] - chances.get(mine[0][first], float("-inf"))
         if behind > NEAR:
             raise SystemExit(
-                f"{workload.name}, weights {weights}: row {row} differs from the reference at token {first} "
+                f"{workload.name}, {form}: row {row} differs from the reference at token {first} "
                 f"by {behind:.2f} nat; no speed is printed for wrong answers"
             )
 
@@ -176,9 +183,8 @@ def entries(
         form = "gguf" if name == "llama.cpp" else "native"
         yield bench.entry(workload, name, form, peer_measure(bench, peer, workload, peer_rows))
     for name in changed:
-        options = {"weights": weights[-1], **ABLATIONS[name]}
-        other = bench.ours(workload, **options)
-        entry = bench.entry(workload, name, options["weights"], other)
+        other = bench.ours(workload, weights[-1], **ABLATIONS[name])
+        entry = bench.entry(workload, name, ABLATIONS[name].get("weights", weights[-1]), other)
         yield replace(entry, alike=alike(measure, other))
 
 
@@ -226,7 +232,7 @@ def peer_model_in(place: Path) -> Callable[[], str]:
 @click.option("--prompts", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Folder of NAME.jsonl.")
 @click.option("--model", help="Of batchgen and llama.cpp; default: the demo's GGUF file.")
 @click.option("--peer-model", help="Folder with safetensors for the others; default: written from the demo's file.")
-@click.option("--weights", multiple=True, default=("native", "int4"), help="Repeatable.")
+@click.option("--weights", multiple=True, default=("native", "int4"), help="Repeatable; with keys: int8/int8.")
 @click.option("--peer", "peers", multiple=True, help="transformers, vllm=PYTHON or llama.cpp=SERVER; repeatable.")
 @click.option("--peer-rows", type=int, help="Fewer rows for the others.")
 @click.option("--ablation", is_flag=True, help="Also with each feature off alone, in the last of the formats.")
