@@ -49,6 +49,10 @@ class _Model:
     def __init_subclass__(cls, **options: Any) -> None:
         return None
 
+    @classmethod
+    def model_validate(cls, values: dict[str, Any]) -> Any:
+        return cls(**values)
+
     def model_copy(self, update: dict[str, Any]) -> Any:
         return type(self)(**{**vars(self), **update})
 
@@ -61,7 +65,9 @@ def _pydantic() -> ModuleType:
         return lambda function: function
 
     module = ModuleType("pydantic")
-    vars(module).update(BaseModel=_Model, ConfigDict=dict, Field=field, ValidationInfo=SimpleNamespace)
+    vars(module).update(
+        BaseModel=_Model, ConfigDict=dict, Field=field, ValidationInfo=SimpleNamespace, ValidationError=ValueError
+    )
     vars(module).update(field_validator=unchanged, model_validator=unchanged)
     return module
 
