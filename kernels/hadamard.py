@@ -3,6 +3,8 @@
 Knows the order of its sums, so that a faster version can be equal bit for bit; not what is turned.
 """
 
+from functools import cache
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -20,3 +22,13 @@ def hadamard(vectors: Tensor, block: int) -> Tensor:
         vectors = torch.stack((left + right, left - right), 1)
         reach *= 2
     return vectors.reshape(shape) * float(np.float32(1) / np.sqrt(np.float32(block)))
+
+
+def hadamard_product(vectors: Tensor, block: int) -> Tensor:
+    """The same as a matrix product, many times as fast, but for the order of its sums: for what is turned once."""
+    return (vectors.reshape(-1, block) @ _matrix(block).to(vectors.device)).view(vectors.shape)
+
+
+@cache
+def _matrix(block: int) -> Tensor:
+    return hadamard(torch.eye(block), block)

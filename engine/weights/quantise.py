@@ -13,7 +13,7 @@ from torch import Tensor
 from batchgen.kernels.linear_fp8 import LARGEST, Fp8Weight
 from batchgen.kernels.linear_int4 import Int4Weight, packed
 from batchgen.kernels.linear_int8 import Int8Weight
-from batchgen.kernels.panels.reference import turned
+from batchgen.kernels.panels.reference import turned_weight
 
 from .repack import in_half
 
@@ -57,7 +57,7 @@ def group_size(inputs: int) -> int:
 
 def to_int8(values: Tensor, held: torch.dtype = torch.float32, turn: bool = False) -> Int8Weight:
     """values [O, H] float32 -> one scale for each output, exact in `held`: 127 at its largest weight, once turned."""
-    values = turned(values) if turn else values
+    values = turned_weight(values) if turn else values
     scale = (values.abs().amax(1, keepdim=True) / 127).to(held).float()
     divisor = scale.where(scale > 0, torch.ones(()))
     return Int8Weight(_nearest(values / divisor).clamp_(-128, 127).to(torch.int8), scale, None, values.shape[1], turn)

@@ -40,10 +40,10 @@ class Int8Weight:
 
     def values(self, rows: "Tensor | None" = None) -> "Tensor":
         """[O, H] float32, or only the given rows: what the numbers stand for."""
-        from ..panels.reference import dequantise, turned
+        from ..panels.reference import dequantise, turned_weight
 
         if rows is not None:
             minimum = None if self.minimum is None else self.minimum[rows]
             return Int8Weight(self.q[rows], self.scale[rows], minimum, self.group, self.turned).values()
         values = dequantise(self.q, self.scale, self.minimum, self.group)
-        return turned(values) if self.turned else values
+        return turned_weight(values) if self.turned else values

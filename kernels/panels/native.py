@@ -18,7 +18,7 @@ from ..linear_int4 import Int4Weight, unpacked
 from ..linear_int8 import Int8Weight
 from ..native.memory import LargePages
 from . import OUTPUTS, segment_of
-from .reference import dequantise, turned
+from .reference import dequantise, turned_weight
 
 INT8_ZERO, INT4_ZERO = 128, 8
 NUMBERS = {torch.float32, torch.bfloat16}  # of inputs and outputs in the library; others pass through float32
@@ -65,7 +65,7 @@ class Panels:
         whole = codes.flatten(1)[:, : self.shape[1]].to(torch.int16) - self.zero
         minimum = None if self.minimum is None else self.minimum[panel, :, lane]
         values = dequantise(whole, self.scale[panel, :, lane], minimum, self.group)
-        return turned(values) if self.turned else values
+        return turned_weight(values) if self.turned else values
 
     def num_bytes(self) -> int:
         return sum(part.nbytes for part in (self.codes, self.scale, self.minimum) if part is not None)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..hadamard import hadamard
+from ..hadamard import hadamard, hadamard_product
 from . import SEGMENT, TURNED
 
 SMALLEST = 2.0**-100  # the largest number of a segment that counts as zero lies below
@@ -31,6 +31,11 @@ def rounded(x: Tensor, segment: int = SEGMENT) -> Tensor:
 def turned(x: Tensor) -> Tensor:
     """x [T, H] turned, float32; done twice, it gives x back."""
     return hadamard(x.float(), TURNED)
+
+
+def turned_weight(values: Tensor) -> Tensor:
+    """values [O, H] float32 of a weight, turned."""
+    return hadamard_product(values, TURNED)
 
 
 def dequantise(codes: Tensor, scale: Tensor, minimum: Tensor | None, group: int) -> Tensor:
