@@ -15,6 +15,7 @@ from torch import Tensor
 from ..kernels import Kernels
 from ..kernels.attention import AttentionItems
 from .batch import Batch
+from .blocks import common_length
 from .kv import KVPages, KVShape
 from .runner import Model
 
@@ -155,8 +156,7 @@ def _blocks(length: int) -> int:
 def _shared(first: Sequence[int], text: Sequence[int]) -> int:
     """Whole blocks of tokens that a text begins with like the first one, and does not end with."""
     most = min(len(first), len(text) - 2)
-    differing = next((index for index in range(most) if first[index] != text[index]), most)
-    return differing // BLOCK_SIZE * BLOCK_SIZE
+    return min(common_length(first, text), most) // BLOCK_SIZE * BLOCK_SIZE
 
 
 def _pieces(

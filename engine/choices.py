@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
 
+from .blocks import common_length
 from .branches import Branches, branches_of
 
 END = -1  # stands for all end tokens together
@@ -85,7 +86,7 @@ class ChoiceTrie:
         factor of all scores.
         """
         tokens = [[*option, END] if at in self.open_ended else [*option] for at, option in enumerate(self.options)]
-        first = min(common_length(tokens), min(map(len, tokens)) - 1)
+        first = min(common_length(min(tokens), max(tokens)), min(map(len, tokens)) - 1)
         return [[(tuple(row[:at]), row[at]) for at in range(first, len(row))] for row in tokens]
 
 
@@ -94,12 +95,6 @@ def choice_trie(texts: Sequence[str], options: Sequence[Sequence[int]]) -> Choic
     ordered = sorted(range(len(texts)), key=texts.__getitem__)  # who goes on with a text stands right behind it
     open_ended = {first for first, second in pairwise(ordered) if texts[second].startswith(texts[first])}
     return ChoiceTrie(tuple(map(tuple, options)), frozenset(open_ended))
-
-
-def common_length(rows: Sequence[list[int]]) -> int:
-    """How many leading tokens all rows have in common."""
-    least, most = min(rows), max(rows)
-    return next((at for at, (a, b) in enumerate(zip(least, most, strict=False)) if a != b), min(len(least), len(most)))
 
 
 def _groups(nodes: Sequence[Node]) -> Iterator[list[Node]]:
@@ -111,6 +106,6 @@ def _groups(nodes: Sequence[Node]) -> Iterator[list[Node]]:
             yield group
             group, fed = [], len(node)
         else:
-            fed += len(node) - common_length([list(last), list(node)])
+            fed += len(node) - common_length(last, node)
         group.append(node)
     yield group
