@@ -6,6 +6,15 @@ partial results are merged by log-sum-exp in float32, which is exact.
 
     out[t] = softmax over all keys j of t's items with  j <= p(t)  and  j > p(t) - window   of  scale * q[t].k[j]
 
+Sinks b[h], one learned logit for each query head, join the sum that the softmax divides by and nothing else, as if each
+query saw one key more, whose value is zero (Xiao et al. 2023, "Efficient Streaming Language Models with Attention
+Sinks"; learned for each head as in gpt-oss):
+
+    out[t, h] = sum over j of exp(s[j]) v[j]  /  (exp(b[h]) + sum over j of exp(s[j]))
+
+with s the scores, scaled and capped; b is neither scaled nor capped, and no window hides it. It counts once for a query
+and head, however many items and partial results these have: where a result is whole, or where partial ones are merged.
+
 query        [T, Q, D]      float32 or bfloat16 (float16: reference), position encoding applied, any strides
 pages        LayerPages     keys and values in formats of kernels/kv_format, of [K, N, B] vectors; Q is a multiple of K.
                             Vectors are made of their codes as they are read, in the dtype of query, or products are
@@ -22,9 +31,13 @@ probabilities, and the partial results that are merged, are rounded to the dtype
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Ints = NDArray[np.int64]
 
@@ -55,3 +68,4 @@ class Masking:
     scale: float
     window: int | None = None  # a query sees this many keys, itself included; None: all
     softcap: float | None = None  # scores become softcap * tanh(scores / softcap), before the mask
+    sinks: "Tensor | None" = None  # [Q] float32, side by side, on the device of the query; None: none

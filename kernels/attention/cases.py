@@ -1,10 +1,10 @@
-"""Cases of paged attention: steps as the engine makes them, and odd ones. Knows how to lay sequences out in pages.
+"""Cases of paged attention: the steps of case_steps.py over pages of plain numbers. Knows how to fill the pages.
 
 Pages hold NaN wherever no item's key lies, so a result that touched such a slot shows it.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import cycle
 
 import numpy as np
@@ -15,62 +15,21 @@ from .. import Kernels
 from ..case import Arguments, Case, Op, Results, generator
 from ..kv_format.cases import plain_pages
 from . import AttentionItems, Ints, Masking
+from .case_steps import (
+    Step,
+    branching,
+    decode,
+    decode_shared,
+    forked,
+    key_slots,
+    mixed,
+    odd,
+    prefill,
+    prefill_shared,
+)
 from .layout import Geometry, make_batches
 
 BEYOND_CACHES = 2**27  # bytes that no last level of cache holds
-
-
-@dataclass(slots=True)
-class Step:
-    """Builds the items of a step sequence by sequence, on blocks in shuffled order."""
-
-    block_size: int
-    seed: int = 0
-    start: list[int] = field(default_factory=list)
-    length: list[int] = field(default_factory=list)
-    queries: list[list[int]] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-
-    def item(self, start: int, length: int, queries: Sequence[int]) -> None:
-        self.start.append(start)
-        self.length.append(length)
-        self.queries.append(list(queries))
-
-    def feed(self, first: int, count: int) -> list[int]:
-        """Query rows for count tokens from position first on."""
-        rows = list(range(len(self.positions), len(self.positions) + count))
-        self.positions += range(first, first + count)
-        return rows
-
-    def sequence(self, prefix: int, cached: int, fed: int) -> list[int]:
-        """A private item behind prefix positions: cached keys of its own and fed more, whose queries it returns."""
-        rows = self.feed(prefix + cached, fed)
-        self.item(prefix, cached + fed, rows)
-        return rows
-
-    def build(self) -> tuple[AttentionItems, int]:
-        """The items and how many blocks the pages need: some are left unused."""
-        counts = [-(-length // self.block_size) for length in self.length]
-        num_blocks = sum(counts) + 3
-        return AttentionItems(
-            start=np.array(self.start, dtype=np.int64),
-            length=np.array(self.length, dtype=np.int64),
-            block_offset=_offsets(counts),
-            blocks=np.random.default_rng(self.seed).permutation(num_blocks)[: sum(counts)].astype(np.int64),
-            query_offset=_offsets([len(rows) for rows in self.queries]),
-            queries=np.array([row for rows in self.queries for row in rows], dtype=np.int64),
-            positions=np.array(self.positions, dtype=np.int64),
-        ), num_blocks
-
-
-def _offsets(counts: list[int]) -> Ints:
-    return np.concatenate([[0], np.cumsum(np.array(counts, dtype=np.int64))])
-
-
-def key_slots(items: AttentionItems, item: int, block_size: int) -> Ints:
-    """The slots, block * B + offset, of an item's keys."""
-    blocks = items.blocks[items.block_offset[item] : items.block_offset[item + 1]]
-    return (blocks[:, None] * block_size + np.arange(block_size)).ravel()[: items.length[item]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +41,12 @@ class Shape:
     head_dim: int = 64
     window: int | None = None
     softcap: float | None = None
+    sinks: float | None = None  # in the middle; every head has another
 
     def masking(self) -> Masking:
-        return Masking(self.head_dim**-0.5, self.window, self.softcap)
+        sinks = self.sinks
+        of_heads = None if sinks is None else torch.linspace(sinks - 1.5, sinks + 1.5, self.num_heads)
+        return Masking(self.head_dim**-0.5, self.window, self.softcap, of_heads)
 
 
 def make(step: Step, shape: Shape, dtype: torch.dtype) -> Arguments:
@@ -144,7 +106,12 @@ def expected(query: Tensor, keys: Tensor, values: Tensor, items: AttentionItems,
         scores = grouped @ flat_keys[:, slots].transpose(1, 2) * masking.scale
         if masking.softcap is not None:
             scores = masking.softcap * torch.tanh(scores / masking.softcap)
-        out[row] = (scores.softmax(-1) @ flat_values[:, slots]).view(-1, head_dim)
+        if masking.sinks is None:
+            weights = scores.softmax(-1)
+        else:
+            sinks = masking.sinks.double().view(num_heads, -1, 1)
+            weights = torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+        out[row] = (weights @ flat_values[:, slots]).view(-1, head_dim)
     return (out,)
 
 
@@ -170,75 +137,6 @@ def path(query: Tensor, keys: Tensor, values: Tensor, items: AttentionItems, mas
     return [(*batch.queries.shape, batch.blocks.shape[1] * geometry.block_size) for batch in batches]
 
 
-def decode_shared(prefix: int, rows: int, block_size: int = 16) -> Step:
-    """Rows that decode behind one prefix, with 20 to 300 keys of their own."""
-    step = Step(block_size)
-    own = np.random.default_rng(1).integers(20, 300, rows)
-    queries = [row for length in own for row in step.sequence(prefix, int(length) - 1, 1)]
-    step.item(0, prefix, queries)
-    return step
-
-
-def prefill_shared(prefix: int, rows: int, fed: int, block_size: int = 16) -> Step:
-    """Rows that read their own prompts behind one cached prefix."""
-    step = Step(block_size)
-    queries = [row for _ in range(rows) for row in step.sequence(prefix, 0, fed)]
-    step.item(0, prefix, queries)
-    return step
-
-
-def prefill(cached: int, fed: int, block_size: int = 16) -> Step:
-    """One long prompt, or a chunk of it."""
-    step = Step(block_size)
-    step.sequence(0, cached, fed)
-    return step
-
-
-def decode(rows: int, keys: int, block_size: int = 16) -> Step:
-    step = Step(block_size)
-    for _ in range(rows):
-        step.sequence(0, keys - 1, 1)
-    return step
-
-
-def mixed(block_size: int = 16) -> Step:
-    """Decoding rows behind a prefix, some prompts behind it, and a chunk of an unrelated prompt."""
-    step = decode_shared(608, 120, block_size)
-    rows = step.queries.pop()
-    step.start.pop()
-    step.length.pop()
-    rows += [row for _ in range(6) for row in step.sequence(608, 0, 150)]
-    step.item(0, 608, rows)
-    step.sequence(0, 700, 500)
-    return step
-
-
-def branching(block_size: int) -> Step:
-    """Three levels: a prefix for all, a node for two groups, own suffixes; one query fed inside the node itself."""
-    step = Step(block_size)
-    edge = 2 * block_size
-    left = [*step.sequence(2 * edge, 0, 5), *step.sequence(2 * edge, 3, 1)]
-    right = step.sequence(2 * edge + 0, block_size, 2)
-    other = step.sequence(edge, 0, 3)
-    inside = step.feed(edge + 1, 1)
-    step.item(edge, edge, [*left, *right, *inside])
-    step.item(0, edge, [*left, *right, *other, *inside])
-    return step
-
-
-def forked(block_size: int) -> Step:
-    """Branches behind a chunk of a prompt: each begins a block in mid-prompt, with others at the same positions."""
-    step = Step(block_size)
-    prompt, left = step.feed(13, 8), step.feed(21, 3)
-    under, beside, right = step.feed(24, 2), step.feed(24, 1), step.feed(21, block_size + 1)
-    step.item(0, 21, [*prompt, *left, *under, *beside, *right])
-    step.item(21, 3, [*left, *under, *beside])
-    step.item(24, 2, under)
-    step.item(24, 1, beside)
-    step.item(21, block_size + 1, right)
-    return step
-
-
 def work(step: Step, shape: Shape) -> tuple[int, int]:
     """Elements an item's keys, values, queries and outputs make, and operations of the visible pairs."""
     items, _ = step.build()
@@ -258,18 +156,6 @@ def case(name: str, step: Step, shape: Shape = Shape(), path: object = None) -> 
     return Case(name, lambda dtype: make(step, shape, dtype), elements=elements, operations=operations, path=path)
 
 
-def _odd() -> Step:
-    """Partial last blocks, one query in four items, an item that ends inside a block of the next."""
-    step = Step(8, seed=3)
-    rows = step.feed(21, 3)
-    step.item(0, 8, rows)
-    step.item(8, 3, rows)
-    step.item(8, 11, rows[:1])
-    step.item(16, 8, rows)
-    step.item(8, 5, rows)
-    return step
-
-
 WINDOW = Shape(window=37)
 SOFTCAP = Shape(4, 2, 48, softcap=3.0)
 WIDE = Shape(32, 8, 128)
@@ -284,7 +170,7 @@ OP = Op(
         case("one token alone", prefill(0, 1), path=[(1, 1, 16)]),
         case("one block of 8, multi-head", prefill(0, 7, 8), Shape(5, 5, 24)),
         case("one key head for seven", prefill(3, 30, 8), Shape(7, 1, 40)),
-        case("odd items", _odd(), Shape(6, 2, 33)),
+        case("odd items", odd(), Shape(6, 2, 33)),
         *(case(f"three levels, blocks of {size}", branching(size)) for size in (8, 16, 32)),
         case("three levels, window", branching(16), Shape(8, 2, 32, window=11)),
         case("three levels, softcap and window", branching(8), Shape(4, 2, 48, window=9, softcap=3.0)),
@@ -295,6 +181,13 @@ OP = Op(
         case("window that leaves items unseen", prefill_shared(64, 3, 80, 8), WINDOW),
         case("decode behind a prefix", decode_shared(100, 40), path=[(26, 1, 176), (14, 1, 304), (1, 40, 112)]),
         case("decode, equal lengths", decode(70, 33), path=[(70, 1, 48)]),
+        case("sinks", prefill(130, 90), Shape(sinks=4.0)),
+        case("sinks, decode behind a prefix", decode_shared(100, 40), Shape(8, 2, 40, sinks=5.0)),
+        case(
+            "sinks, three levels, softcap and window", branching(8), Shape(6, 2, 33, window=9, softcap=3.0, sinks=2.0)
+        ),
+        case("sinks, a window of one key", prefill(5, 9, 8), Shape(window=1, sinks=0.0)),
+        case("sinks, split keys", decode(3, 1100), Shape(4, 1, 64, sinks=6.0)),
         case("long prompt in tiles", prefill(700, 300, 32), path=None),
         case("wide model", prefill(130, 90), WIDE),
         case("mixed", mixed()),

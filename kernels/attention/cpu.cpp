@@ -2,7 +2,6 @@
 #include "cpu.h"
 
 #include <algorithm>
-#include <memory>
 
 #include "../native/export.h"
 #include "../native/parallel.h"
@@ -11,14 +10,7 @@
 namespace batchgen {
 namespace {
 
-// Memory for the partial results of the calling thread's steps; it only grows.
-void* workspace(int64_t bytes) {
-    static thread_local std::unique_ptr<char[]> memory;
-    static thread_local int64_t size = 0;
-    if (size < bytes) memory.reset(new char[size = bytes]);
-    return memory.get();
-}
-
+struct ForPartials;
 struct ForShares;
 
 inline Vec some(const float* p, int64_t count) { return count >= WIDTH ? load(p) : load_part(p, int(count)); }
@@ -30,6 +22,10 @@ void weigh(const Call& call, const float* largest, const float* total, const int
     const auto at = [&](const float* values, int64_t i) { return some(values + rows[i] * call.num_heads + head, heads); };
     Vec most = at(largest, 0), whole{};
     for (int64_t i = 1; i < count; ++i) most = larger(at(largest, i), most);
+    if (call.sinks) {
+        const Vec sink = some(call.sinks + head, heads) * splat(LOG2_E);
+        most = larger(sink, most), whole = exp2<6>(sink - most);
+    }
     for (int64_t i = 0; i < count; ++i) {
         const Vec share = at(total, i) * exp2<6>(at(largest, i) - most);
         store(shares + i * WIDTH, share);
@@ -105,7 +101,7 @@ template <class Q>
 void attention(const Plan& plan, Call call, int64_t num_tokens) {
     const int64_t partials = plan.num_partials * call.num_heads * (call.head_dim * sizeof(Q) + 2 * sizeof(float));
     const int64_t queries = call.turned ? num_tokens * call.num_heads * call.head_dim * sizeof(Q) : 0;
-    char* memory = static_cast<char*>(workspace(queries + partials));
+    char* memory = room<ForPartials>(queries + partials);
     if (call.turned) {
         Q* turned = reinterpret_cast<Q*>(memory);
         turn_queries(call, num_tokens, turned);

@@ -1,6 +1,7 @@
 // What attention's C++ files share: the call, number kinds, and where results go. Shape letters as in the contract.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "../kv_format/cpu.h"
@@ -47,6 +48,7 @@ struct Call {
     int64_t query_bfloat16, turned;  // turned: keys are, so the query has to be
     int64_t window;  // keys seen, 0: all
     double scale, softcap;  // softcap 0: none
+    const float* sinks;     // [Q] logits that join the sum, or null
 };
 
 // The scores of a layer: cap * tanh(product * scale / cap), then exp2((score - largest) * exponent).
@@ -94,6 +96,11 @@ struct Target {
             return static_cast<Q*>(call.out) + (result * call.num_heads + head(member)) * call.head_dim;
         partial = (task.first_partial + query) * call.num_heads + head(member);
         return partials.outputs + partial * call.head_dim;
+    }
+
+    // What the sink of a head adds to a whole sum of exponentials, `largest` the power of two these were divided by.
+    float sink(int member, int64_t partial, float largest) const {
+        return call.sinks && partial < 0 ? std::exp2(call.sinks[head(member)] * LOG2_E - largest) : 0.0f;
     }
 
     void remember(int64_t partial, float largest, float total) const {

@@ -97,12 +97,6 @@ inline void copy(const Stored& stored, const int64_t* slots, char* out) {
         std::memcpy(out + key * stored.row_bytes, stored.codes + slots[key] * stored.row_bytes, stored.row_bytes);
 }
 
-inline Ints from_zero() {
-    Ints lanes;
-    for (int lane = 0; lane < WIDTH; ++lane) lanes[lane] = lane;
-    return lanes;
-}
-
 // The lanes of a task on their way along its keys.
 template <class Plain, class Q>
 class Lanes {
@@ -130,7 +124,8 @@ public:
             Q* out = at_head(lane).output_row(query(lane), member(lane), partial);
             const float total = sum(load(s_.total[lane]));
             target_.remember(partial, s_.largest[lane] * scoring_.exponent, total);
-            const Vec inverse = splat(total ? 1 / total : 0.0f);
+            const float sink = at_head(lane).sink(member(lane), partial, s_.largest[lane] * scoring_.exponent);
+            const Vec inverse = splat(total ? 1 / (total + sink) : 0.0f);
             for (int at = 0; at < width_; at += WIDTH) {
                 const Vec part = ways_.result(s_.output[lane], at) * inverse;
                 if (at + WIDTH <= width_) store(out + at, part);

@@ -277,9 +277,13 @@ template <class Q>
 void write_out(const Target<Q>& target, Scratch& s, int first, int count, bool fresh, float exponent) {
     const int width = int(target.call.head_dim);
     const Vec total = load(s.total + first);
-    const Vec inverse = total == Vec{} ? Vec{} : splat(1.0f) / total;
-    for (int lane = first; lane < first + count; ++lane)
-        target.remember(s.partial[lane], s.largest[lane] * exponent, s.total[lane]);
+    Vec sinks{};
+    for (int lane = first; lane < first + count; ++lane) {
+        const float largest = s.largest[lane] * exponent;
+        target.remember(s.partial[lane], largest, s.total[lane]);
+        sinks[lane - first] = target.sink(lane % target.group, s.partial[lane], largest);
+    }
+    const Vec inverse = total == Vec{} ? Vec{} : splat(1.0f) / (total + sinks);
     for (int at = 0; at < width; at += WIDTH) {
         Vec block[WIDTH];
 #pragma GCC unroll 16

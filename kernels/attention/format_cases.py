@@ -18,7 +18,9 @@ from ..kv_format.cases import empty_pages
 from ..kv_format.reference import decode, turn
 from ..rotate_write.reference import write_kv
 from . import AttentionItems, Masking, cases
-from .cases import Shape, Step
+from .case_steps import Step, branching, decode_shared, key_slots, prefill, prefill_shared
+from .case_steps import decode as decode_step
+from .cases import Shape
 
 QUANTISED = ("fp8", "int8", "int4")
 
@@ -29,7 +31,7 @@ def make(step: Step, shape: Shape, formats: tuple[KVFormat, KVFormat], dtype: to
     num_heads, num_blocks, block_size, head_dim = keys.shape
     sizes = (num_heads, num_blocks, block_size, head_dim)
     pages = LayerPages(*(empty_pages(format, *sizes) for format in formats))
-    owned = [cases.key_slots(items, item, block_size) for item in range(len(items.start))]
+    owned = [key_slots(items, item, block_size) for item in range(len(items.start))]
     slots = torch.from_numpy(np.unique(np.concatenate(owned)))
     flat = (side.view(num_heads, -1, head_dim)[:, slots].transpose(0, 1) for side in (keys, values))
     write_kv(*flat, slots, pages)
@@ -96,22 +98,25 @@ def _few_queries() -> Step:
 
 
 GROUPED = Shape(7, 1, 40)
+SUNK = Shape(8, 2, 80, window=60, softcap=3.0, sinks=3.0)
 SMALL = tuple(
     made
     for name in QUANTISED
     for made in (
-        case("three levels, blocks of 8", cases.branching(8), name, name, Shape(6, 2, 33)),
-        case("window", cases.branching(16), name, name, Shape(8, 2, 80, window=11)),
-        case("softcap and window", cases.branching(32), name, name, Shape(4, 2, 48, window=9, softcap=3.0)),
-        case("one key head for seven", cases.prefill(3, 30, 8), name, name, GROUPED),
-        case("decode behind a prefix", cases.decode_shared(100, 9), name, name),
-        case("long prompt", cases.prefill(130, 90), name, name, Shape(4, 2, 128)),
-        case("decode of wide heads, blocks of 8", cases.decode(20, 53, 8), name, name, Shape(8, 2, 128)),
+        case("three levels, blocks of 8", branching(8), name, name, Shape(6, 2, 33)),
+        case("window", branching(16), name, name, Shape(8, 2, 80, window=11)),
+        case("softcap and window", branching(32), name, name, Shape(4, 2, 48, window=9, softcap=3.0)),
+        case("one key head for seven", prefill(3, 30, 8), name, name, GROUPED),
+        case("decode behind a prefix", decode_shared(100, 9), name, name),
+        case("long prompt", prefill(130, 90), name, name, Shape(4, 2, 128)),
+        case("decode of wide heads, blocks of 8", decode_step(20, 53, 8), name, name, Shape(8, 2, 128)),
+        case("sinks, decode behind a prefix", decode_shared(100, 9), name, name, Shape(8, 2, 64, sinks=5.0)),
+        case("sinks, a prompt, softcap and window", prefill(70, 40), name, name, SUNK),
         case("a few queries a row, window", _few_queries(), name, name, Shape(3, 3, 64, window=21)),
     )
 )
 PAIRS = tuple(
-    case("pair", cases.branching(16), keys, values, Shape(4, 2, 24))
+    case("pair", branching(16), keys, values, Shape(4, 2, 24))
     for keys in ("float32", "bfloat16", *QUANTISED)
     for values in ("float32", "bfloat16", *QUANTISED)
     if keys != values
@@ -133,13 +138,13 @@ STEPS = Op(
     cases=tuple(
         case(title, step, name, name)
         for title, step in (
-            ("decode 64 x 150", cases.decode(64, 150)),
-            ("decode 64 x 300", cases.decode(64, 300)),
-            ("decode 64 x 1000", cases.decode(64, 1000)),
-            ("decode 256 x 300", cases.decode(256, 300)),
-            ("decode 64 x 2000", cases.decode(64, 2000)),
-            ("256 queries behind 896 shared", cases.prefill_shared(896, 256, 1)),
-            ("prefill 20 x 160 behind 608 shared", cases.prefill_shared(608, 20, 160)),
+            ("decode 64 x 150", decode_step(64, 150)),
+            ("decode 64 x 300", decode_step(64, 300)),
+            ("decode 64 x 1000", decode_step(64, 1000)),
+            ("decode 256 x 300", decode_step(256, 300)),
+            ("decode 64 x 2000", decode_step(64, 2000)),
+            ("256 queries behind 896 shared", prefill_shared(896, 256, 1)),
+            ("prefill 20 x 160 behind 608 shared", prefill_shared(608, 20, 160)),
         )
         for name in ("bfloat16", *QUANTISED)
     ),

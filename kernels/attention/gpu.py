@@ -25,11 +25,10 @@ from ..kv_format.gpu import addresses
 from ..launch import Launch
 from . import AttentionItems, Masking
 from .gpu_choice import Tiles
-from .gpu_kernels import attend, merge
+from .gpu_kernels import LOG2_E, attend, merge
 from .gpu_tasks import Geometry, Sizes, Table, Tasks, make_tasks
 from .gpu_tiles import make_variant
 
-LOG2_E = 1.4426950408889634
 MERGED_NUMBERS = 1024  # that one program of the merge holds: 16 bytes a thread
 
 
@@ -126,20 +125,23 @@ def launches(
         arguments = (
             *(query, out, partials, sums, *addresses(pages.keys), *addresses(pages.values), tasks, *lists),
             *(query.stride(0), query.stride(1), pages.head_step, pages.block_step, inner, outer, masking.window or 0),
+            masking.sinks,
         )
         grid = (count * pages.num_kv_heads,)
         made.append(Launch(attend, grid, arguments, {"V": variant}, chosen.num_warps, chosen.num_stages))
     if layout.sizes.merges:
-        made.append(_merge_launch(out, partials, sums, merges, layout.sizes.merges))
+        made.append(_merge_launch((out, partials, sums, merges, masking.sinks), layout.sizes.merges))
     return made
 
 
-def _merge_launch(out: Tensor, partials: Tensor, sums: Tensor, merges: Tensor, count: int) -> Launch:
+def _merge_launch(tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None], count: int) -> Launch:
+    """For results, partial ones, their log-sum-exps, the table of merges and the sinks."""
+    out, _, _, _, sinks = tensors
     num_heads, width = out.shape[1:]
     padded = triton.next_power_of_2(width)
     some = min(triton.next_power_of_2(num_heads), max(1, MERGED_NUMBERS // padded))
-    constants = {"HEADS": num_heads, "SOME": some, "WIDTH": width, "PADDED": padded}
-    return Launch(merge, (count, triton.cdiv(num_heads, some)), (out, partials, sums, merges), constants)
+    constants = {"HEADS": num_heads, "SOME": some, "WIDTH": width, "PADDED": padded, "SINKS": sinks is not None}
+    return Launch(merge, (count, triton.cdiv(num_heads, some)), tensors, constants)
 
 
 def _score_factors(masking: Masking) -> tuple[float, float]:

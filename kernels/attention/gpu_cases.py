@@ -17,7 +17,8 @@ from ..case import Arguments, Case, Op, Results
 from ..chip import Chip
 from ..kv_format import FORMATS, KVFormat, LayerPages, Pages
 from . import AttentionItems, Ints, Masking, cases, format_cases
-from .cases import Shape, Step
+from .case_steps import Step, decode, decode_shared, prefill, prefill_shared
+from .cases import Shape
 from .gpu_choice import Tiles
 
 NARROW, WIDE, MERGE = "narrow", "wide", "merge"
@@ -42,6 +43,7 @@ def case(
 
 
 FLOAT = ("float32", "float32")
+SUNK = Shape(2, 1, 64, window=60, sinks=3.0)
 SMALL = Op(
     name="attention",
     run=format_cases.run,
@@ -49,25 +51,30 @@ SMALL = Op(
     tolerance=format_cases.OP.tolerance,
     path=path,
     cases=(
-        case("decode, two rows", cases.decode(2, 70), FLOAT, Shape(4, 1, 128), path=[(NARROW, 2)]),
-        case(
-            "decode behind a prefix", cases.decode_shared(96, 3), FLOAT, Shape(3, 1, 64), path=[(NARROW, 4), (MERGE, 3)]
-        ),
-        case("eight query heads", cases.decode(2, 40, 32), FLOAT, Shape(8, 1, 80), path=[(NARROW, 2)]),
-        case("seven query heads, verified drafts", cases.prefill(50, 4), FLOAT, Shape(7, 1, 96), path=[(NARROW, 2)]),
-        case("twenty query heads", cases.prefill(50, 4, 8), FLOAT, Shape(20, 1, 16), path=[(WIDE, 1)]),
-        case("a prompt", cases.prefill(0, 70), FLOAT, Shape(3, 1, 128), path=[(WIDE, 2)]),
-        case("a prompt, window", cases.prefill(150, 40), FLOAT, Shape(2, 1, 64, window=60), path=[(WIDE, 1)]),
-        case("split keys", cases.decode(1, 1100), FLOAT, Shape(4, 1, 64), path=[(NARROW, 4), (MERGE, 1)]),
-        case("split keys of a prompt", cases.prefill(500, 33), FLOAT, Shape(1, 1, 48), path=[(WIDE, 2), (MERGE, 33)]),
-        case("window leaves items unseen", cases.prefill_shared(64, 2, 40, 8), FLOAT, Shape(1, 1, 64, window=20)),
+        case("decode, two rows", decode(2, 70), FLOAT, Shape(4, 1, 128), path=[(NARROW, 2)]),
+        case("decode behind a prefix", decode_shared(96, 3), FLOAT, Shape(3, 1, 64), path=[(NARROW, 4), (MERGE, 3)]),
+        case("eight query heads", decode(2, 40, 32), FLOAT, Shape(8, 1, 80), path=[(NARROW, 2)]),
+        case("seven query heads, verified drafts", prefill(50, 4), FLOAT, Shape(7, 1, 96), path=[(NARROW, 2)]),
+        case("twenty query heads", prefill(50, 4, 8), FLOAT, Shape(20, 1, 16), path=[(WIDE, 1)]),
+        case("a prompt", prefill(0, 70), FLOAT, Shape(3, 1, 128), path=[(WIDE, 2)]),
+        case("a prompt, window", prefill(150, 40), FLOAT, Shape(2, 1, 64, window=60), path=[(WIDE, 1)]),
+        case("split keys", decode(1, 1100), FLOAT, Shape(4, 1, 64), path=[(NARROW, 4), (MERGE, 1)]),
+        case("split keys of a prompt", prefill(500, 33), FLOAT, Shape(1, 1, 48), path=[(WIDE, 2), (MERGE, 33)]),
+        case("sinks, decode behind a prefix", decode_shared(96, 3), FLOAT, Shape(3, 1, 64, sinks=5.0)),
+        case("sinks, split keys", decode(1, 1100), FLOAT, Shape(4, 1, 64, sinks=7.0), path=[(NARROW, 4), (MERGE, 1)]),
+        case("sinks, a prompt", prefill(150, 40), FLOAT, SUNK, path=[(WIDE, 1)]),
         *(
-            case(f"heads of {width}", cases.prefill(70, 20), (name, name), Shape(2, 1, width), path=[(WIDE, 1)])
+            case("sinks", decode(2, 70), (name, name), Shape(4, 1, 64, softcap=3.0, sinks=2.0), path=[(NARROW, 2)])
+            for name in ("bfloat16", *format_cases.QUANTISED)
+        ),
+        case("window leaves items unseen", prefill_shared(64, 2, 40, 8), FLOAT, Shape(1, 1, 64, window=20)),
+        *(
+            case(f"heads of {width}", prefill(70, 20), (name, name), Shape(2, 1, width), path=[(WIDE, 1)])
             for name in format_cases.QUANTISED
             for width in (64, 80, 128, 256)
         ),
-        case("pair", cases.prefill(70, 20), ("int4", "fp8"), Shape(2, 1, 48, window=30), path=[(WIDE, 1)]),
-        case("pair", cases.decode(2, 70), ("bfloat16", "int4"), Shape(2, 1, 128, softcap=3.0), path=[(NARROW, 2)]),
+        case("pair", prefill(70, 20), ("int4", "fp8"), Shape(2, 1, 48, window=30), path=[(WIDE, 1)]),
+        case("pair", decode(2, 70), ("bfloat16", "int4"), Shape(2, 1, 128, softcap=3.0), path=[(NARROW, 2)]),
     ),
 )
 
@@ -142,11 +149,11 @@ def large(name: str, step: Step, format: str) -> Case:
 def large_cases(scale: int = 1) -> tuple[Case, ...]:
     """Steps in the shape of Llama-3.1-8B; `scale` divides rows and keys, for a trial without a device."""
     steps = {
-        **{f"decode {rows} x 1024": cases.decode(rows // scale, 1024 // scale) for rows in (64, 256, 512, 1024)},
-        "prompt of 2048": cases.prefill(0, 2048 // scale),
+        **{f"decode {rows} x 1024": decode(rows // scale, 1024 // scale) for rows in (64, 256, 512, 1024)},
+        "prompt of 2048": prefill(0, 2048 // scale),
         "4 prompts of 2048": prompts(4, 2048 // scale),
         "512 x 100 behind 2000 shared": shared(2000 // scale // 16 * 16, 512 // scale, 100 // scale),
-        "512 x 2100, nothing shared": cases.decode(512 // scale, 2100 // scale),
+        "512 x 2100, nothing shared": decode(512 // scale, 2100 // scale),
     }
     narrow = ("decode 64 x 1024", "decode 512 x 1024", "512 x 100 behind 2000 shared", "prompt of 2048")
     return (

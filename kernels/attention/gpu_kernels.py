@@ -14,6 +14,8 @@ from ..kv_format.gpu import Stored, hadamard, load_codes, load_scale, part_numbe
 TASK_FIELDS = 5
 MERGE_FIELDS = 3
 FIELDS, MERGE = tl.constexpr(TASK_FIELDS), tl.constexpr(MERGE_FIELDS)
+LOG2_E = 1.4426950408889634
+SINK_UNIT = tl.constexpr(LOG2_E)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,7 @@ class Variant:
     keys: int  # of one step of the loop
     window: bool
     softcap: bool
+    sinks: bool
     split: bool  # keys that all queries see are walked without a mask, in a loop of their own
     key_side: Stored  # not `key` and `value`: Triton reads `.value` of a constant as the constant
     value_side: Stored
@@ -43,7 +46,7 @@ class Variant:
 def attend(
     query, out, partials, sums, key_codes, key_scales, value_codes, value_scales,
     tasks, rows, positions, places, blocks,
-    query_stride, query_head_stride, head_step, block_step, scale, softcap, window, V: tl.constexpr,
+    query_stride, query_head_stride, head_step, block_step, scale, softcap, window, sinks, V: tl.constexpr,
 ):  # fmt: skip
     """A task of the table (first entry, queries, first block, keys, position of the first key) and one key head."""
     task = tasks + tl.program_id(0) // V.kv_heads * FIELDS
@@ -76,7 +79,7 @@ def attend(
         state = walk(state, whole, begin, q0, q1, pages, where, scale, softcap, False, V)
     state = walk(state, begin, end, q0, q1, pages, where, scale, softcap, True, V)
     place = tl.load(places + entry, mask=live, other=-1).to(tl.int64)
-    finish(state, live, row * V.heads + query_head, place, query_head, out, partials, sums, V)
+    finish(state, live, row * V.heads + query_head, place, query_head, out, partials, sums, sinks, V)
 
 
 @triton.jit
@@ -188,11 +191,15 @@ def add_values(
 
 
 @triton.jit
-def finish(state, live, out_row, place, query_head, out, partials, sums, V: tl.constexpr):
+def finish(state, live, out_row, place, query_head, out, partials, sums, sinks, V: tl.constexpr):
     """Results to `out` where they are whole (place < 0), else to the partial ones with their log-sum-exp."""
     most, total, acc0, acc1, least0, least1 = state
-    share = tl.where(total == 0.0, 0.0, 1.0 / total)
     kept = live & (place >= 0)
+    whole = total
+    if V.sinks:
+        sink = tl.load(sinks + query_head, mask=live & (kept == 0), other=float("-inf"))
+        whole += tl.exp2(sink * SINK_UNIT - (most - V.raised))
+    share = tl.where(total == 0.0, 0.0, 1.0 / whole)
     partial_row = place * V.heads + query_head
     store_part(acc0, least0, share, out_row, partial_row, live, kept, out, partials, 0, V)
     if V.value_side.halves:
@@ -214,8 +221,9 @@ def store_part(acc, least, share, out_row, partial_row, live, kept, out, partial
 
 @triton.jit
 def merge(
-    out, partials, sums, merges, HEADS: tl.constexpr, SOME: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr
-):
+    out, partials, sums, merges, sinks,
+    HEADS: tl.constexpr, SOME: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, SINKS: tl.constexpr,
+):  # fmt: skip
     """Partial results of a query (row, first, count of the table), weighed by their shares of the whole sum."""
     entry = merges + tl.program_id(0) * MERGE
     row, first, count = tl.load(entry).to(tl.int64), tl.load(entry + 1).to(tl.int64), tl.load(entry + 2)
@@ -229,6 +237,10 @@ def merge(
     for part in range(count):
         most = tl.maximum(most, tl.load(sums + (first + part) * HEADS + head, mask=head < HEADS, other=0.0))
     total = tl.full([SOME], 0.0, tl.float32)
+    if SINKS:
+        sink = tl.load(sinks + head, mask=head < HEADS, other=0.0) * SINK_UNIT
+        most = tl.maximum(most, sink)
+        total = tl.exp2(sink - most)
     acc = tl.full([SOME, PADDED], 0.0, tl.float32)
     for part in range(count):
         share = tl.exp2(tl.load(sums + (first + part) * HEADS + head, mask=head < HEADS, other=0.0) - most)

@@ -32,6 +32,7 @@ def make_variant(
         keys=tile.keys,
         window=masking.window is not None,
         softcap=masking.softcap is not None,
+        sinks=masking.sinks is not None,
         split=wide,
         key_side=stored(pages.keys.format, head_dim, True, assembly),
         value_side=value_side,

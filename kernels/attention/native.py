@@ -37,6 +37,7 @@ class _Call(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("num_heads", "num_kv_heads", "head_dim", "head_step", "block_step")),
         *((name, ctypes.c_int64) for name in ("query_bfloat16", "turned", "window")),
         *((name, ctypes.c_double) for name in ("scale", "softcap")),
+        ("sinks", ctypes.c_void_p),
     )
 
 
@@ -94,6 +95,7 @@ def attention(library: Any, query: Tensor, pages: LayerPages, plan: NativePlan, 
         *(num_heads, num_kv_heads, head_dim, pages.head_step, pages.block_step),
         *(query.dtype == torch.bfloat16, pages.keys.format.turned, masking.window or 0),
         *(masking.scale, masking.softcap or 0.0),
+        None if masking.sinks is None else masking.sinks.data_ptr(),
     )
     library.batchgen_attention(ctypes.byref(layout.plan), ctypes.byref(call), *arguments(num_tokens))
     return out

@@ -6,7 +6,7 @@ Shapes: G tiles of a batch, n queries and m keys of a tile, g = Q / K query head
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -91,14 +91,15 @@ def attention(query: Tensor, pages: LayerPages, plan: AttentionPlan, masking: Ma
     folds = query.dtype == torch.float32 or math.frexp(masking.scale)[0] == 0.5
     rows = query.reshape(num_tokens, num_kv_heads, group * head_dim).transpose(0, 1)
     rows = (rows * masking.scale if folds else rows).reshape(num_kv_heads * num_tokens, group * head_dim)
-    rest = Masking(1.0 if folds else masking.scale, masking.window, masking.softcap)
+    rest = replace(masking, scale=1.0 if folds else masking.scale)
     partials = Partials(
         torch.empty(layout.num_rows, group, head_dim, dtype=query.dtype, device=query.device),
         torch.empty(layout.num_rows, group, device=query.device),
     )
     for batch in layout.batches:
         _attend(rows, pages, batch, rest, partials)
-    return _merge(partials, layout.merges, query)
+    sinks = None if masking.sinks is None else masking.sinks.view(num_kv_heads, group)
+    return _merge(partials, layout.merges, query, sinks)
 
 
 def _attend(rows: Tensor, pages: LayerPages, batch: Batch, masking: Masking, partials: Partials) -> None:
@@ -147,8 +148,8 @@ def _scores(query: Tensor, keys: Tensor) -> Tensor:
     return rounded.float().add_(rest)
 
 
-def _merge(partials: Partials, merges: tuple[Merge, ...], query: Tensor) -> Tensor:
-    parts = [_merge_one(partials, merge, query) for merge in merges]
+def _merge(partials: Partials, merges: tuple[Merge, ...], query: Tensor, sinks: Tensor | None) -> Tensor:
+    parts = [_merge_one(partials, merge, query, sinks) for merge in merges]
     if len(parts) == 1:
         return parts[0]
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -157,16 +158,18 @@ def _merge(partials: Partials, merges: tuple[Merge, ...], query: Tensor) -> Tens
     return out
 
 
-def _merge_one(partials: Partials, merge: Merge, query: Tensor) -> Tensor:
-    """[t, Q, D]: partial results weighed by their share of the whole sum."""
+def _merge_one(partials: Partials, merge: Merge, query: Tensor, sinks: Tensor | None) -> Tensor:
+    """[t, Q, D]: partial results weighed by their share of the whole sum, of which sinks [K, g] have theirs."""
     shape = (len(merge.queries), *query.shape[1:])
     parts = [partials.outputs.index_select(0, rows) for rows in merge.partials]
-    if len(parts) == 1:
+    if len(parts) == 1 and sinks is None:
         return parts[0].view(shape)
-    sums = torch.stack([partials.weights.index_select(0, rows) for rows in merge.partials])
-    shares = torch.softmax(sums, 0).unsqueeze(-1)
+    sums = [partials.weights.index_select(0, rows) for rows in merge.partials]
+    if sinks is not None:
+        sums.append(sinks.repeat(len(merge.queries), 1))
+    shares = torch.softmax(torch.stack(sums), 0).unsqueeze(-1)
     merged = parts[0] * shares[0]
-    for part, share in zip(parts[1:], shares[1:], strict=True):
+    for part, share in zip(parts[1:], shares[1:], strict=False):
         merged.addcmul_(part.float(), share)
     return merged.to(query.dtype).view(shape)
 

@@ -99,6 +99,13 @@ inline Ints whole(Vec x) {
 #endif
 }
 
+// 0, 1, 2, ..
+inline Ints from_zero() {
+    Ints lanes;
+    for (int lane = 0; lane < WIDTH; ++lane) lanes[lane] = lane;
+    return lanes;
+}
+
 inline Vec to_floats(Ints v) { return __builtin_convertvector(v, Vec); }
 
 inline Vec load(const bfloat16* p) {

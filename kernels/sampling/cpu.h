@@ -58,12 +58,6 @@ inline bool any(Ints mask) {
     return std::memcmp(&mask, &zero, sizeof mask) != 0;
 }
 
-inline Ints from_zero() {
-    Ints lanes;
-    for (int lane = 0; lane < WIDTH; ++lane) lanes[lane] = lane;
-    return lanes;
-}
-
 // The best of what was offered; lowest id among equals, as ids come in ascending order.
 struct Best {
     Vec values = splat(-INFINITY);

@@ -12,18 +12,20 @@ from hypothesis import strategies as st
 
 from batchgen.kernels import Kernels
 from batchgen.kernels.attention import AttentionItems, Masking, cases, layout
-from batchgen.kernels.attention.cases import Shape, Step
+from batchgen.kernels.attention.case_steps import Step
+from batchgen.kernels.attention.cases import Shape
 from batchgen.kernels.attention.layout import Geometry, make_batches
 from batchgen.kernels.case import error
 from batchgen.kernels.kv_format.cases import plain_pages
 
 shapes = st.builds(
-    lambda kv_heads, group, width, window, softcap: Shape(kv_heads * group, kv_heads, width, window, softcap),
+    lambda kv_heads, group, *others: Shape(kv_heads * group, kv_heads, *others),
     st.integers(1, 3),
     st.sampled_from([1, 2, 3, 7]),
     st.sampled_from([8, 20, 33]),
     st.sampled_from([None, None, 1, 5, 40]),
     st.sampled_from([None, 2.0]),
+    st.sampled_from([None, None, -1.0, 5.0]),
 )
 
 
@@ -156,6 +158,31 @@ def test_a_broken_row_leaves_its_neighbours_alone(kernels: Kernels) -> None:
     assert torch.equal(broken[others], whole[others])
 
 
+SUNK_STEPS = {
+    "few lanes": cases.decode(2, 40),
+    "many lanes": cases.prefill(30, 70),
+    "shared": cases.decode_shared(96, 9),
+    "long": cases.decode(1, 1100),
+}
+
+
+@each_backend
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", SUNK_STEPS)
+def test_a_very_low_sink_takes_nothing_and_a_very_high_one_all(kernels: Kernels, name: str, dtype: torch.dtype) -> None:
+    *arguments, masking = cases.make(SUNK_STEPS[name], Shape(8, 2, 40), dtype)
+    without = cases.run(kernels, *arguments, masking)[0]
+    for lowest in (-torch.inf, -1e4):
+        low = replace(masking, sinks=torch.full((8,), lowest))
+        assert torch.equal(cases.run(kernels, *arguments, low)[0], without)
+    one = torch.full((8,), -1e4)
+    one[5] = 1e4
+    out = cases.run(kernels, *arguments, replace(masking, sinks=one))[0]
+    assert not out[:, 5].any()
+    others = torch.arange(8) != 5
+    assert torch.equal(out[:, others], without[:, others])
+
+
 def test_pages_to_time_stay_on_their_device() -> None:
     assert cases.as_stored(torch.empty(2, 3, 16, 8, device="meta")).device.type == "meta"
 
@@ -176,6 +203,9 @@ MUTATIONS = {
     "no window": lambda items, masking: (items, replace(masking, window=None)),
     "window one key wider": lambda items, masking: (items, replace(masking, window=masking.window + 1)),
     "no softcap": lambda items, masking: (items, replace(masking, softcap=None)),
+    "no sinks": lambda items, masking: (items, replace(masking, sinks=None)),
+    "sinks of the next head": lambda items, masking: (items, replace(masking, sinks=masking.sinks.roll(1))),
+    "scaled sinks": lambda items, masking: (items, replace(masking, sinks=masking.sinks * masking.scale)),
     "another scale": lambda items, masking: (items, replace(masking, scale=masking.scale * 1.1)),
 }
 
@@ -185,7 +215,7 @@ MUTATIONS = {
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_the_oracle_notices(kernels: Kernels, mutation: str, dtype: torch.dtype) -> None:
     query, keys, values, items, masking = cases.make(
-        cases.prefill(7, 40), Shape(4, 2, 32, window=25, softcap=3.0), dtype
+        cases.prefill(7, 40), Shape(4, 2, 32, window=25, softcap=3.0, sinks=3.0), dtype
     )
     keys, values = keys.nan_to_num(nan=3.0), values.nan_to_num(nan=3.0)
     expected = cases.expected(query, keys, values, items, masking)[0]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from interpreted import plan
 
 from batchgen.kernels.attention import AttentionItems, Masking, cases, gpu, gpu_cases
-from batchgen.kernels.attention.cases import Step
+from batchgen.kernels.attention.case_steps import Step
 from batchgen.kernels.attention.gpu_choice import Tile, TileKey, Tiles
 from batchgen.kernels.attention.gpu_tasks import Geometry, Sizes, Tasks, make_tasks, round_up
 from batchgen.kernels.case import Case, error
@@ -215,6 +215,14 @@ def test_chips_of_workstations_have_room(format: str, head_dim: int, capability:
 @pytest.mark.parametrize("format", ["bfloat16", "fp8", "int8", "int4"])
 def test_an_8b_model_compiles_to_matrix_instructions(format: str, capability: int) -> None:
     made = launched(format, capability)
+    check(made[gpu_cases.NARROW], capability, wide=False)
+    check(made[gpu_cases.WIDE], capability, wide=True)
+    assert compile_launch(made[gpu_cases.MERGE], capability).stack == 0
+
+
+@pytest.mark.parametrize("capability", [*CAPABILITIES, *OF_WORKSTATIONS])
+def test_sinks_spill_nothing(capability: int) -> None:
+    made = launched("bfloat16", capability, masking=Masking(0.1, sinks=empty(32, dtype=torch.float32)))
     check(made[gpu_cases.NARROW], capability, wide=False)
     check(made[gpu_cases.WIDE], capability, wide=True)
     assert compile_launch(made[gpu_cases.MERGE], capability).stack == 0

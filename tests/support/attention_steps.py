@@ -4,7 +4,7 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from batchgen.kernels.attention.cases import Step
+from batchgen.kernels.attention.case_steps import Step
 
 
 @st.composite

@@ -1,12 +1,15 @@
 """What the cases do not ask of the Triton kernels, run beside them in the interpreter. A check that fails raises."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from batchgen.kernels.attention import cases as attention
 from batchgen.kernels.attention import format_cases
-from batchgen.kernels.attention.cases import Shape, decode
+from batchgen.kernels.attention.case_steps import decode, decode_shared, prefill
+from batchgen.kernels.attention.cases import Shape
 from batchgen.kernels.case import error, normal
 from batchgen.kernels.chip import Chip
 from batchgen.kernels.gpu_table import GpuKernels
@@ -67,6 +70,17 @@ def logits_in_a_wider_head_are_read_by_their_rows(kernels: Any) -> None:
     wide[:, :900] = logits
     assert torch.equal(kernels.sample(wide[:, :900], filters), kernels.sample(logits, filters))
     assert torch.equal(kernels.finite(wide[:, :900]), kernels.finite(logits))
+
+
+def sinks_take_nothing_or_all(kernels: Any) -> None:
+    """For results that are whole, split, and of a shared prefix."""
+    for step in (decode(2, 40), decode(1, 600), decode_shared(96, 3), prefill(30, 40)):
+        *arguments, masking = attention.make(step, Shape(4, 2, 32), torch.float32)
+        without = attention.run(kernels, *arguments, masking)[0]
+        sinks = torch.tensor([-torch.inf, -1e4, 1e4, -1e4])
+        out = attention.run(kernels, *arguments, replace(masking, sinks=sinks))[0]
+        assert not out[:, 2].any()
+        assert torch.equal(out[:, [0, 1, 3]], without[:, [0, 1, 3]])
 
 
 def nothing_gives_nothing(kernels: Any) -> None:
@@ -166,6 +180,7 @@ CHECKS: tuple[Callable[[Any], None], ...] = (
     broken_rows_give_some_id,
     a_row_does_not_depend_on_its_company,
     logits_in_a_wider_head_are_read_by_their_rows,
+    sinks_take_nothing_or_all,
     nothing_gives_nothing,
     a_row_that_is_not_finite_leaves_the_others_alone,
     strided_rows_and_another_result_type,
