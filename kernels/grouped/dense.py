@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..launch import Launch
-from .gpu import column
+from .gpu_operands import column
 from .layout import GroupedWeight
 
 ROWS = 64  # outputs of a program

@@ -143,62 +143,87 @@ def draw_from_candidates(
             values = logits + row * stride
             size = vocabulary
         wanted, part = tl.load(top_k + row), tl.load(top_p + row)
-        first, second = key_words(keys, row)
         low = tl.load(floor_in + row)
         ties = tl.full([], vocabulary, tl.int64)
         top = ordered(best * heat + tl.zeros([1], tl.float32))
         highest = tl.max(top, 0).to(tl.int64) + 2  # the product may be off by a step
-        edge = tl.arange(0, 2)
         if (wanted > 0) & (wanted < vocabulary):
-            high = highest
-            if wanted == size:
-                high = low
-            while low < high:
-                thresholds = between(low, high, WAYS)
-                counts = counts_above(values, size, thresholds, WAYS, SEARCHED)
-                low, high = narrowed(low, high, thresholds, counts >= wanted)
-            counts = counts_above(values, size, low + edge, 2, SEARCHED)
-            masses = masses_above(values, size, low + edge, best, heat, 2, SEARCHED)
-            tied, beyond = tl.sum(tl.where(edge == 0, counts, -counts), 0), tl.sum(counts * edge, 0)
-            mass, with_ties = tl.sum(masses * edge, 0), tl.sum(tl.where(edge == 0, masses, 0.0), 0)
-            ties = wanted - beyond
-            whole = mass + (with_ties - mass) * (ties.to(tl.float32) / tl.maximum(tied, 1).to(tl.float32))
+            low, ties, whole = cut_to_top_k(values, size, low, highest, wanted, best, heat, WAYS, SEARCHED)
         if part < 1:
-            goal = part * whole
-            floor = low
-            high = highest
-            while low < high:
-                thresholds = between(low, high, WAYS)
-                masses = masses_above(values, size, thresholds, best, heat, WAYS, SEARCHED)
-                low, high = narrowed(low, high, thresholds, masses >= goal)
-            counts = counts_above(values, size, low + edge, 2, SEARCHED)
-            masses = masses_above(values, size, low + edge, best, heat, 2, SEARCHED)
-            tied = tl.sum(tl.where(edge == 0, counts, -counts), 0)
-            mass, with_ties = tl.sum(masses * edge, 0), tl.sum(tl.where(edge == 0, masses, 0.0), 0)
-            each = (with_ties - mass) / tl.maximum(tied, 1).to(tl.float32)
-            needed = tl.maximum(tl.ceil((goal - mass) / tl.maximum(each, 1e-38)).to(tl.int64), 1)
-            ties = tl.where(low == floor, tl.minimum(needed, ties), needed)
-        least = tl.load(min_p + row)
-        top_score = tl.full([SEARCHED], float("-inf"), tl.float32)
-        chosen = tl.full([SEARCHED], vocabulary, tl.int32)
-        seen = 0
-        for start in range(0, size, SEARCHED):
-            place = start + tl.arange(0, SEARCHED)
-            known = place < size
-            numbers = tl.load(values + place, mask=known, other=float("-inf"))
-            order = ordered(numbers)
-            tied = (known & (order == low)).to(tl.int32)
-            kept = (order > low) | ((tied > 0) & (seen + tl.cumsum(tied, 0) <= ties))
-            seen += tl.sum(tied, 0)
-            kept &= known & (share(numbers, best, heat) >= least)
-            ids = place
-            if fits:
-                ids = tl.load(ids_in + row * MOST + place, mask=known, other=0)
-            scores = tl.div_rn(numbers, heat) + noise(first, second, ids)
-            better = kept & (scores > top_score)
-            top_score = tl.where(better, scores, top_score)
-            chosen = tl.where(better, ids, chosen)
-        tl.store(tokens + row, best_of(top_score, chosen, vocabulary).to(tl.int64))
+            low, ties = cut_to_top_p(values, size, low, highest, ties, part * whole, best, heat, WAYS, SEARCHED)
+        first, second = key_words(keys, row)
+        kept = (values, size, low, ties, tl.load(min_p + row))
+        drawn = draw_of_kept(kept, ids_in + row * MOST, fits, first, second, best, heat, vocabulary, SEARCHED)
+        tl.store(tokens + row, drawn)
+
+
+@triton.jit
+def at_threshold(values, size, low, best, heat, SEARCHED: tl.constexpr):
+    """How many numbers equal the threshold and how many lie beyond it; the mass beyond, and with the equal ones."""
+    edge = tl.arange(0, 2)
+    counts = counts_above(values, size, low + edge, 2, SEARCHED)
+    masses = masses_above(values, size, low + edge, best, heat, 2, SEARCHED)
+    tied, beyond = tl.sum(tl.where(edge == 0, counts, -counts), 0), tl.sum(counts * edge, 0)
+    return tied, beyond, tl.sum(masses * edge, 0), tl.sum(tl.where(edge == 0, masses, 0.0), 0)
+
+
+@triton.jit
+def cut_to_top_k(values, size, low, highest, wanted, best, heat, WAYS: tl.constexpr, SEARCHED: tl.constexpr):
+    """The threshold of the `wanted` best, how many that equal it are among them, and the mass of all of them."""
+    high = highest
+    if wanted == size:
+        high = low
+    while low < high:
+        thresholds = between(low, high, WAYS)
+        counts = counts_above(values, size, thresholds, WAYS, SEARCHED)
+        low, high = narrowed(low, high, thresholds, counts >= wanted)
+    tied, beyond, mass, with_ties = at_threshold(values, size, low, best, heat, SEARCHED)
+    ties = wanted - beyond
+    whole = mass + (with_ties - mass) * (ties.to(tl.float32) / tl.maximum(tied, 1).to(tl.float32))
+    return low, ties, whole
+
+
+@triton.jit
+def cut_to_top_p(values, size, floor, highest, ties, goal, best, heat, WAYS: tl.constexpr, SEARCHED: tl.constexpr):
+    """The threshold of the fewest best with a mass of `goal`, and how many that equal it are among them.
+
+    `ties` of those that equal the `floor` are left to choose from.
+    """
+    low, high = floor, highest
+    while low < high:
+        thresholds = between(low, high, WAYS)
+        masses = masses_above(values, size, thresholds, best, heat, WAYS, SEARCHED)
+        low, high = narrowed(low, high, thresholds, masses >= goal)
+    tied, _, mass, with_ties = at_threshold(values, size, low, best, heat, SEARCHED)
+    each = (with_ties - mass) / tl.maximum(tied, 1).to(tl.float32)
+    needed = tl.maximum(tl.ceil((goal - mass) / tl.maximum(each, 1e-38)).to(tl.int64), 1)
+    return low, tl.where(low == floor, tl.minimum(needed, ties), needed)
+
+
+@triton.jit
+def draw_of_kept(kept, ids_in, fits, first, second, best, heat, vocabulary, SEARCHED: tl.constexpr):
+    """The id with the largest noisy score among the numbers above the threshold, its first ties, and min_p's share."""
+    values, size, low, ties, least = kept
+    top_score = tl.full([SEARCHED], float("-inf"), tl.float32)
+    chosen = tl.full([SEARCHED], vocabulary, tl.int32)
+    seen = 0
+    for start in range(0, size, SEARCHED):
+        place = start + tl.arange(0, SEARCHED)
+        known = place < size
+        numbers = tl.load(values + place, mask=known, other=float("-inf"))
+        order = ordered(numbers)
+        tied = (known & (order == low)).to(tl.int32)
+        above = (order > low) | ((tied > 0) & (seen + tl.cumsum(tied, 0) <= ties))
+        seen += tl.sum(tied, 0)
+        above &= known & (share(numbers, best, heat) >= least)
+        ids = place
+        if fits:
+            ids = tl.load(ids_in + place, mask=known, other=0)
+        scores = tl.div_rn(numbers, heat) + noise(first, second, ids)
+        better = above & (scores > top_score)
+        top_score = tl.where(better, scores, top_score)
+        chosen = tl.where(better, ids, chosen)
+    return best_of(top_score, chosen, vocabulary).to(tl.int64)
 
 
 @triton.jit
