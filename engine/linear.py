@@ -51,14 +51,14 @@ class DenseLinear:
 
     def __init__(self, kernels: Kernels, weight: Tensor, bias: Tensor | None) -> None:
         self._kernels = kernels
-        self.weight = weight
-        self.bias = bias
+        self._packed = kernels.pack_dense(weight, bias)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._kernels.linear(x, self.weight, self.bias)
+        return self._kernels.linear(x, self._packed)
 
     def rows(self, index: Tensor) -> Tensor:
-        return self.weight[index]
+        values: Tensor = self._packed.values(index)
+        return values
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,13 @@ class Kernels(Protocol):
 
     def swiglu(self, gate_up: "Tensor") -> "Tensor": ...
 
-    def linear(self, x: "Tensor", weight: "Tensor", bias: "Tensor | None") -> "Tensor": ...
+    def pack_dense(self, weight: "Tensor", bias: "Tensor | None") -> Any:
+        """The weight [O, H] and its bias as `linear` of this device reads them; made once at load.
+
+        Its `values(rows)` gives rows of the weight back, [R, H].
+        """
+
+    def linear(self, x: "Tensor", weight: Any) -> "Tensor": ...
 
     def rounding(self, weight: "Int8Weight | Int4Weight | Fp8Weight") -> "Rounding":
         """How this table rounds the activations that are multiplied with such a weight."""
@@ -51,10 +57,7 @@ class Kernels(Protocol):
         """Whether 8-bit weights that are made at load should be turned, see kernels/panels."""
 
     def pack_int8(self, weight: "Int8Weight") -> Any:
-        """The weight as `linear_int8` of this device reads it; made once at load, `weight` is not kept.
-
-        Its `values(rows)` gives rows of the weight back, [R, H] float32.
-        """
+        """The same for `linear_int8`; `weight` is not kept, rows are given back as float32."""
 
     def linear_int8(self, x: "Tensor", weight: Any, bias: "Tensor | None", dtype: "torch.dtype") -> "Tensor": ...
 

@@ -14,6 +14,9 @@ from .attention import native as native_attention
 from .attention.reference import attention, plan_attention
 from .chip import chip_of
 from .kv_format import LayerPages
+from .linear import DenseWeight
+from .linear import native as native_linear
+from .linear.native import DensePanels
 from .linear.reference import linear
 from .linear_fp8 import Fp8Weight, check_group
 from .linear_fp8 import native as native_fp8
@@ -62,8 +65,11 @@ class ReferenceKernels:
     def swiglu(self, gate_up: Tensor) -> Tensor:
         return swiglu(gate_up)
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return linear(x, weight, bias)
+    def pack_dense(self, weight: Tensor, bias: Tensor | None) -> Any:
+        return DenseWeight(weight, bias)
+
+    def linear(self, x: Tensor, weight: Any) -> Tensor:
+        return linear(x, weight)
 
     def rounding(self, weight: Int8Weight | Int4Weight | Fp8Weight) -> Rounding:
         if isinstance(weight, Fp8Weight):
@@ -159,6 +165,14 @@ class NativeKernels(ReferenceKernels):
 
     def attention(self, query: Tensor, pages: LayerPages, plan: Any, masking: Masking) -> Tensor:
         return native_attention.attention(self._library, query, pages, plan, masking)
+
+    def pack_dense(self, weight: Tensor, bias: Tensor | None) -> DensePanels | DenseWeight:
+        if weight.dtype == torch.bfloat16:
+            return native_linear.pack_dense(weight, bias, self._memory)
+        return DenseWeight(weight, bias)  # the vendor's product is the best there is for float32
+
+    def linear(self, x: Tensor, weight: DensePanels | DenseWeight) -> Tensor:
+        return linear(x, weight) if isinstance(weight, DenseWeight) else native_linear.linear(self._library, x, weight)
 
     def pack_int8(self, weight: Int8Weight) -> Panels:
         return native_panels.pack_int8(weight, self._memory)

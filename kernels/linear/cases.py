@@ -8,7 +8,7 @@ from ..case import Arguments, Case, Op, Results, normal
 
 
 def run(kernels: Kernels, x: Tensor, weight: Tensor, bias: Tensor | None) -> Results:
-    return (kernels.linear(x, weight, bias),)
+    return (kernels.linear(x, kernels.pack_dense(weight, bias)),)
 
 
 def expected(x: Tensor, weight: Tensor, bias: Tensor | None) -> Results:

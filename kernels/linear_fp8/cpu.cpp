@@ -2,19 +2,22 @@
 // of inputs are floats, scaled once. Knows the panel layout of native.py; the arithmetic is that of the contract.
 #include "../native/export.h"
 #include "../native/scratch.h"
-#include "../panels/frame.h"
+#include "../panels/pairs.h"
 
 namespace batchgen {
 namespace {
 
-constexpr int PAIR = 2 * OUTPUTS;      // numbers of a panel for two inputs
 constexpr int64_t STRETCH = 16;        // pairs between two requests for the next panels
 constexpr int64_t BLOCK_TOKENS = 192;  // whose activations stay in the cache while the panels pass
 
+struct Float8 {
+    uint8_t code;
+};
+
 // A weight as Python lays it out; the fields stand in the same order in native.py.
 struct Weight {
-    const uint8_t* codes;  // [panels, pairs, 16, 2]
-    const float* scale;    // [panels, groups, 16]
+    const Float8* codes;  // [panels, pairs, 16, 2]
+    const float* scale;   // [panels, groups, 16]
     int64_t outputs, inputs, groups, group;
 
     int64_t pairs() const { return (inputs + 1) / 2; }
@@ -24,18 +27,13 @@ struct Weight {
 struct ForActivations;
 struct ForPanels;
 
-// --- two inputs of sixteen outputs -----------------------------------------------------------------------------------
+// --- codes as numbers ------------------------------------------------------------------------------------------------
 
 #if defined(__AVX512BF16__)
 
-struct Pair {
-    __m512i numbers;
-};
-using Two = __m512i;
-
 // An e4m3 moved to the place of a bfloat16 has an exponent that is too small by 120; those without a leading one, whose
 // exponent is zero, are looked up.
-BATCHGEN_INLINE Pair decode(const uint8_t* p) {
+BATCHGEN_INLINE Pair decode(const Float8* p) {
     const __m512i wide = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     const __m512i size = _mm512_slli_epi16(_mm512_and_si512(wide, _mm512_set1_epi16(0x7f)), 4);
     const __m512i sign = _mm512_slli_epi16(_mm512_and_si512(wide, _mm512_set1_epi16(0x80)), 8);
@@ -46,27 +44,7 @@ BATCHGEN_INLINE Pair decode(const uint8_t* p) {
     return {_mm512_or_si512(_mm512_mask_permutexvar_epi16(usual, small, wide & _mm512_set1_epi16(7), table), sign)};
 }
 
-BATCHGEN_INLINE Pair load_pair(const uint16_t* p) { return {_mm512_loadu_si512(p)}; }
-BATCHGEN_INLINE void store_pair(uint16_t* p, const Pair& pair) { _mm512_storeu_si512(p, pair.numbers); }
-
-BATCHGEN_INLINE Two load_two(const uint16_t* x) {
-    int32_t bits;
-    std::memcpy(&bits, x, 4);
-    return _mm512_set1_epi32(bits);
-}
-
-BATCHGEN_INLINE void dot(Values& sums, const Pair& pair, Two two) {
-    sums.part[0] = (Vec)_mm512_dpbf16_ps((__m512)sums.part[0], (__m512bh)pair.numbers, (__m512bh)two);
-}
-
 #else
-
-struct Pair {
-    Words part[PARTS];  // the first number of an output in the low half
-};
-struct Two {
-    Vec first, second;
-};
 
 // An e4m3 moved to the place of a float has an exponent that is too small by 120; the product mends it for all.
 inline Words widen(Words codes) {
@@ -74,7 +52,7 @@ inline Words widen(Words codes) {
     return number | ((codes & 0x80) << 24);
 }
 
-BATCHGEN_INLINE Pair decode(const uint8_t* p) {
+BATCHGEN_INLINE Pair decode(const Float8* p) {
     Pair pair;
 #pragma GCC unroll 8
     for (int part = 0; part < PARTS; ++part) {
@@ -86,47 +64,11 @@ BATCHGEN_INLINE Pair decode(const uint8_t* p) {
     return pair;
 }
 
-BATCHGEN_INLINE Pair load_pair(const uint16_t* p) {
-    Pair pair;
-    std::memcpy(&pair, p, sizeof pair);
-    return pair;
-}
-
-BATCHGEN_INLINE void store_pair(uint16_t* p, const Pair& pair) { std::memcpy(p, &pair, sizeof pair); }
-
-BATCHGEN_INLINE Two load_two(const uint16_t* x) {
-    return {splat(to_float(bfloat16{x[0]})), splat(to_float(bfloat16{x[1]}))};
-}
-
-BATCHGEN_INLINE void dot(Values& sums, const Pair& pair, const Two& two) {
-#pragma GCC unroll 8
-    for (int part = 0; part < PARTS; ++part) {
-        sums.part[part] = fma((Vec)(pair.part[part] << 16), two.first, sums.part[part]);
-        sums.part[part] = fma((Vec)(pair.part[part] & 0xffff0000), two.second, sums.part[part]);
-    }
-}
-
 #endif
 
-BATCHGEN_INLINE Pair load_pair(const uint8_t* p) { return decode(p); }
+BATCHGEN_INLINE Pair load_pair(const Float8* p) { return decode(p); }
 
 // --- a tile: some tokens times some panels ---------------------------------------------------------------------------
-
-template <int T, int P, class Number>
-BATCHGEN_INLINE void add_pairs(Values (&sums)[T][P], const uint16_t* x, int64_t x_stride, const Number* panel,
-                               int64_t stride, int64_t pairs) {
-    for (int64_t pair = 0; pair < pairs; ++pair) {
-        Pair numbers[P];
-#pragma GCC unroll 8
-        for (int p = 0; p < P; ++p) numbers[p] = load_pair(panel + p * stride + pair * PAIR);
-#pragma GCC unroll 8
-        for (int t = 0; t < T; ++t) {
-            const Two two = load_two(x + t * x_stride + pair * 2);
-#pragma GCC unroll 8
-            for (int p = 0; p < P; ++p) dot(sums[t][p], numbers[p], two);
-        }
-    }
-}
 
 // `panel`: codes, or the numbers they stand for; `stride` from one panel to the next.
 template <int T, int P, class Out, class Number>
@@ -165,8 +107,9 @@ void tile(const Weight& weight, const Number* panel, int64_t stride, int64_t fir
 template <int P, class Out>
 void work(const Weight& weight, const uint16_t* x, const Call& call, const Task& task) {
     const int64_t stride = weight.pairs() * PAIR, tokens = task.end - task.token, first = task.panel * OUTPUTS;
-    Ahead ahead(weight.codes + task.next * stride, task.num_next * stride, num_tiles(tokens) * weight.stretches());
-    const uint8_t* codes = weight.codes + task.panel * stride;
+    const uint8_t* next = &weight.codes[task.next * stride].code;
+    Ahead ahead(next, task.num_next * stride, num_tiles(tokens) * weight.stretches());
+    const Float8* codes = weight.codes + task.panel * stride;
     const auto all_tiles = [&](const auto* numbers) {
         each_tile(task.token, task.end, [&](auto tokens, int64_t at) {
             tile<decltype(tokens)::value, P, Out>(weight, numbers, stride, first, x, call, at, ahead);
@@ -179,26 +122,12 @@ void work(const Weight& weight, const uint16_t* x, const Call& call, const Task&
     all_tiles(static_cast<const uint16_t*>(numbers));
 }
 
-// Activations as bfloat16, an even number of inputs, what is missing zero.
-template <class In>
-void round_rows(const Weight& weight, const Call& call, bfloat16* to, int64_t token, int64_t end) {
-    const int64_t inputs = weight.inputs, stride = weight.pairs() * 2;
-    for (; token < end; ++token) {
-        const In* x = static_cast<const In*>(call.x) + token * call.x_stride;
-        bfloat16* row = to + token * stride;
-        row[stride - 1] = {0};
-        int64_t i = 0;
-        for (; i + WIDTH <= inputs; i += WIDTH) store(row + i, load(x + i));
-        if (i < inputs) store_part(row + i, load_part(x + i, int(inputs - i)), int(inputs - i));
-    }
-}
-
 void multiply(const Weight& weight, const Call& call) {
     char* space = room<ForActivations>(call.tokens * weight.pairs() * 4);
     bfloat16* rounded = reinterpret_cast<bfloat16*>(space);
     const uint16_t* x = reinterpret_cast<const uint16_t*>(space);
     const auto round = call.x_bfloat16 ? round_rows<bfloat16> : round_rows<float>;
-    const auto prepare = [&](int64_t token, int64_t end) { round(weight, call, rounded, token, end); };
+    const auto prepare = [&](int64_t token, int64_t end) { round(weight.inputs, call, rounded, token, end); };
     each_task({weight.outputs, weight.inputs}, call.tokens, BLOCK_TOKENS, prepare, [&](auto panels, const Task& task) {
         constexpr int P = decltype(panels)::value;
         call.out_bfloat16 ? work<P, bfloat16>(weight, x, call, task) : work<P, float>(weight, x, call, task);

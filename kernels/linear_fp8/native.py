@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from ..native.memory import LargePages
 from ..panels import OUTPUTS
-from ..panels.native import by_panel, by_slice, multiply, num_panels
+from ..panels.native import by_panel, by_slice, multiply, num_panels, paired
 from ..panels.reference import dequantise
 from . import Fp8Weight, check_group
 
@@ -53,17 +52,10 @@ def pack_fp8(weight: Fp8Weight, memory: LargePages) -> Fp8Panels:
     check_group(group, inputs)
     raw = weight.q.view(torch.uint8)
     codes = memory.empty((num_panels(outputs), -(-inputs // 2), OUTPUTS, 2), torch.uint8)
-    by_slice(codes, inputs, lambda rows: _pairs(raw[rows]))
+    by_slice(codes, inputs, lambda rows: paired(raw[rows]))
     scale = by_panel(weight.scale.float(), memory)
     address = _Weight(codes.data_ptr(), scale.data_ptr(), outputs, inputs, scale.shape[1], group)
     return Fp8Panels(codes, scale, weight.shape, group, address)
-
-
-def _pairs(codes: Tensor) -> Tensor:
-    """[O, H] uint8 -> [panels, pairs, 16, 2]; what is missing is zero."""
-    outputs, inputs = codes.shape
-    filled = functional.pad(codes, (0, inputs % 2, 0, -outputs % OUTPUTS))
-    return filled.view(-1, OUTPUTS, filled.shape[1] // 2, 2).transpose(1, 2).contiguous()
 
 
 def linear(library: Any, x: Tensor, panels: Fp8Panels, bias: Tensor | None, dtype: torch.dtype) -> Tensor:

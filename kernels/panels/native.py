@@ -127,6 +127,13 @@ def _pairs(quads: Tensor) -> Tensor:
     return quads[:, ::2] | (quads[:, 1::2] << 4)
 
 
+def paired(numbers: Tensor) -> Tensor:
+    """[O, H] -> [panels, pairs, 16, 2]; what is missing is zero."""
+    outputs, inputs = numbers.shape
+    filled = functional.pad(numbers, (0, inputs % 2, 0, -outputs % OUTPUTS))
+    return filled.view(-1, OUTPUTS, filled.shape[1] // 2, 2).transpose(1, 2).contiguous()
+
+
 def num_panels(outputs: int) -> int:
     return -(-outputs // OUTPUTS)
 

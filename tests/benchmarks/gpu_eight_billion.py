@@ -104,7 +104,8 @@ def _call(
     kernels: Kernels, x: torch.Tensor, weight: Any, result: torch.dtype
 ) -> tuple[Callable[[], torch.Tensor], Rounding]:
     if isinstance(weight, torch.Tensor):
-        return lambda: kernels.linear(x, weight, None), Rounding(OWN)
+        dense = kernels.pack_dense(weight, None)
+        return lambda: kernels.linear(x, dense), Rounding(OWN)
     pack, op = {
         Int4Weight: (kernels.pack_int4, kernels.linear_int4),
         Int8Weight: (kernels.pack_int8, kernels.linear_int8),

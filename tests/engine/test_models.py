@@ -11,6 +11,7 @@ from forward import load, prompt_logits
 from tiny import FAMILIES, random_prompt, reference_logits, tiny_model
 
 from batchgen.engine.decoder import Decoder
+from batchgen.engine.linear import Linear
 from batchgen.engine.models import architecture
 from batchgen.engine.spec import ModelError
 
@@ -70,6 +71,11 @@ def check_equal(own: torch.Tensor, folder: Path, prompt: Sequence[int]) -> None:
     assert torch.equal(own.argmax(-1)[clear], expected.argmax(-1)[clear])
 
 
+def without_bias(linear: Linear) -> Linear:
+    """What it adds to nothing taken off."""
+    return lambda x: linear(x) - linear(torch.zeros_like(x))  # type: ignore[return-value]
+
+
 def mutated(decoder: Decoder, what: str) -> Decoder:
     """The decoder with one peculiarity of its family taken out."""
     layers = []
@@ -77,7 +83,7 @@ def mutated(decoder: Decoder, what: str) -> Decoder:
         if what == "window":
             attention = dataclasses.replace(attention, masking=dataclasses.replace(attention.masking, window=None))
         elif what == "bias":
-            attention.qkv.bias = None
+            attention = dataclasses.replace(attention, qkv=without_bias(attention.qkv))
         elif what == "norms":
             attention = dataclasses.replace(attention, query_norm=lambda x: x)
         elif what == "scale":
