@@ -109,44 +109,50 @@ def trace(candidate: Candidate, texts: Sequence[Sequence[int]]) -> Trace:
     return Trace(starts, hidden, candidate.model.logits)
 
 
+def difference(reference: Trace, candidate: Trace, texts: Sequence[Sequence[int]], vocabulary: int) -> Accuracy:
+    """Compares two traces of the same texts."""
+    return differences(reference, candidate, texts, vocabulary, [0] * len(texts))[0]
+
+
 @torch.inference_mode()
-def difference(
-    reference: Trace,
-    candidate: Trace,
-    texts: Sequence[Sequence[int]],
-    vocabulary: int,
-    first: Sequence[int] | None = None,
-) -> Accuracy:
-    """Compares two traces of the same texts. `first`: tokens of a text before this position are not predicted."""
-    sums = np.zeros(5)
+def differences(
+    reference: Trace, candidate: Trace, texts: Sequence[Sequence[int]], vocabulary: int, first: Sequence[int]
+) -> tuple[Accuracy, Accuracy]:
+    """Compares two traces of the same texts: over all their tokens, and over those of a text from `first` on.
+
+    Raises ValueError where there is no such token.
+    """
+    sums = np.zeros((2, 5))
     step = max(1, LOGITS_BYTES // (4 * vocabulary))
     for index, (text, start) in enumerate(zip(texts, reference.starts, strict=True)):
-        begin = max(0, (first[index] if first else 0) - 1 - start)
-        for at in range(begin, len(text) - start - 1, step):
+        for at in range(0, len(text) - start - 1, step):
             rows = slice(at, min(at + step, len(text) - start - 1))
             targets = torch.tensor(list(text[start + rows.start + 1 : start + rows.stop + 1]))
             left, right = (trace.logits(trace.hidden[index][rows])[:, :vocabulary] for trace in (reference, candidate))
-            sums += _compare_logits(left, right, targets.to(left.device))
-    if not sums[0]:
+            parts = _compare_logits(left, right, targets.to(left.device))
+            sums[0] += parts.sum(0)
+            sums[1] += parts[max(0, first[index] - start - rows.start - 1) :].sum(0)
+    if not sums[:, 0].all():
         raise ValueError("the texts hold no token to predict; give longer ones")
-    total, means = int(sums[0]), sums[1:] / sums[0]
-    return Accuracy(total, *(float(mean) for mean in means))
+    whole, late = (Accuracy(int(of[0]), *(float(mean) for mean in of[1:] / of[0])) for of in sums)
+    return whole, late
 
 
 def _compare_logits(left: Tensor, right: Tensor, targets: Tensor) -> np.ndarray:
-    """Count, sum of reference losses, of candidate losses, of divergences, of agreements."""
+    """[n, 5] of n tokens: 1, reference loss, candidate loss, divergence, agreement."""
     left_log, right_log = torch.log_softmax(left, -1), torch.log_softmax(right, -1)
     rows = targets.unsqueeze(1)
     divergence = (left_log.exp() * (left_log - right_log)).sum(-1)
     best = left.max(-1).values
     of_candidate = left.gather(1, right.argmax(-1, keepdim=True)).squeeze(1)
     parts = (
-        -left_log.gather(1, rows),
-        -right_log.gather(1, rows),
+        torch.ones_like(best),
+        -left_log.gather(1, rows).squeeze(1),
+        -right_log.gather(1, rows).squeeze(1),
         divergence,
         (best - of_candidate < TIE).float(),
     )
-    return np.array([len(targets), *(float(part.double().sum()) for part in parts)])
+    return torch.stack(parts, 1).double().cpu().numpy()
 
 
 def _blocks(length: int) -> int:

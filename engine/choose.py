@@ -18,7 +18,7 @@ from .config import EngineSettings
 from .decoder import Decoder, load_decoder
 from .device import load_kernels, resolve_device
 from .engine import Engine
-from .gate import NATIVE, Choice, Question, Texts, choose
+from .gate import NATIVE, REFERENCE, Choice, Question, Texts, choose
 from .machine import compute_dtype, free_memory, use_granted_cores
 from .request import Request, Sampling
 from .tokenizer import load_tokenizer
@@ -27,7 +27,8 @@ from .weights.formats import QUANTISED
 GAIN = 0.95  # a format must take less than this share of the job's time to be worth a trial
 KEPT = 0.95  # a format that keeps the checkpoint's codes counts as this much faster: nothing is rounded for it
 MEMORY_SHARE = 0.8  # of what is free that the unquantised weights may take
-MOST_ROWS, MOST_TOKENS, LONGEST = 32, 1536, 768  # of prompts that are measured on, shared tokens counted once
+MOST_ROWS, MOST_TOKENS = 32, 1536  # of prompts that are measured on, shared tokens counted once
+LONGEST = 768  # of the first prompt, and of what another does not share with it
 ANSWER_TOKENS = 24
 
 _A_LINEAR = "model.layers.0.mlp.down_proj.weight"
@@ -66,13 +67,17 @@ def choose_formats(
         _kv_trials(kv_cache, exact, number_format, shares["kv_cache"]),
     )
 
+    reference = reference_dtype(checkpoint, number_format, place)
+
     def load(name: str) -> Decoder:
+        if name == REFERENCE:
+            return load_decoder(checkpoint, reference or number_format, place, ops, NATIVE)
         return load_decoder(checkpoint, number_format, place, ops, name)
 
     def answer(model: Decoder) -> Texts | None:
         return _answers(model, checkpoint, load_tokenizer(tokenizer or path, revision), ops, prompts())
 
-    if (question.weight_trials or question.kv_trials) and not _fits_unquantised(checkpoint, number_format, place):
+    if (question.weight_trials or question.kv_trials) and reference is None:
         note = "not measured: the unquantised model does not fit the free memory"
         return Choice(NATIVE if weights == "auto" else weights, kv_cache, note=note)
     return choose(question, load, answer, ops)
@@ -106,16 +111,21 @@ def _worth(shares: Mapping[str, float], asked: str, kept: str | None = None) -> 
     return {name: shares[name] for name in order if shares[name] < GAIN}
 
 
-def _fits_unquantised(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> bool:
+def reference_dtype(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> torch.dtype | None:
+    """What the unquantised model is computed in: float32, the compute dtype where that does not fit, None if neither.
+
+    In 16 bits the reference would round about as much as what it is there to judge.
+    """
     count = sum(torch.Size(shape).numel() for shape in checkpoint.reader.shapes().values())
-    return count * dtype.itemsize < MEMORY_SHARE * free_memory(device)
+    room = MEMORY_SHARE * free_memory(device)
+    return next((kind for kind in (torch.float32, dtype) if count * kind.itemsize < room), None)
 
 
 def _answers(
     model: Decoder, checkpoint: Checkpoint, tokenizer: object, kernels: Kernels, prompts: Iterable[Sequence[int]]
 ) -> Texts | None:
     """The prompts that are measured on, each with the model's greedy answer; None when none has one."""
-    chosen = select_prompts(prompts, min(LONGEST, model.spec.context_length - ANSWER_TOKENS))
+    chosen = select_prompts(prompts, model.spec.context_length - ANSWER_TOKENS)
     room = sum(-(-(len(prompt) + ANSWER_TOKENS) // 16) + 1 for prompt in chosen) * 16
     memory = max(room * model.kv_shape().bytes_per_token, 1 << 16)
     engine = Engine(model, checkpoint, tokenizer, kernels, EngineSettings(memory=memory))  # type: ignore[arg-type]
@@ -129,17 +139,31 @@ def _answers(
     return Texts(tokens, tuple(len(prompt) for prompt, _ in texts), engine.bounds.vocabulary)
 
 
-def select_prompts(prompts: Iterable[Sequence[int]], longest: int = LONGEST) -> list[tuple[int, ...]]:
-    """The first prompts, cut to `longest`, as long as the tokens they do not share with the first one are few."""
-    chosen: list[tuple[int, ...]] = []
+def select_prompts(prompts: Iterable[Sequence[int]], longest: int) -> list[tuple[int, ...]]:
+    """Prompts that differ, the first ones, as long as the tokens they do not share with the very first are few.
+
+    Of a long one the end is kept, where its answer begins, at most `longest` tokens. What the first one loses, those
+    lose too that share it, so that they still begin alike.
+    """
+    chosen: dict[tuple[int, ...], None] = {}
+    first: Sequence[int] = ()
     left = MOST_TOKENS
     for prompt in prompts:
-        cut = tuple(prompt[: max(0, longest)])
-        left -= len(cut) - (common_length(chosen[0], cut) if chosen else 0)
-        if chosen and left < 0:
-            break
-        if cut:
-            chosen.append(cut)
+        first = first or prompt
+        cut = _end(prompt, first, max(0, longest))
+        added = len(cut) - (common_length(next(iter(chosen)), cut) if chosen else 0)
+        if not cut or cut in chosen or added > left:
+            continue
+        chosen[cut] = None
+        left -= added
         if len(chosen) == MOST_ROWS:
             break
-    return chosen
+    return list(chosen)
+
+
+def _end(prompt: Sequence[int], first: Sequence[int], longest: int) -> tuple[int, ...]:
+    """The end of a prompt: with what it shares with the first one's end, or alone."""
+    lost, common = max(0, len(first) - min(longest, LONGEST)), common_length(first, prompt)
+    together = lost <= common and len(prompt) - common <= LONGEST
+    kept = len(prompt) - lost if together else LONGEST
+    return tuple(prompt[max(0, len(prompt) - min(kept, longest)) :])

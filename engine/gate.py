@@ -1,24 +1,30 @@
 """Which number formats a job computes in: the fastest that change its answers little enough, measured on its own rows.
 
-Knows the order of trials and the limits; how a difference is measured is in `accuracy.py`. A format that is asked for
+Knows the order of trials and the limits; how differences are measured is in `accuracy.py`. A format that is asked for
 by name is taken whatever it costs, and its numbers are kept.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 from ..kernels import Kernels
-from .accuracy import Accuracy, Candidate, Trace, difference, trace
+from .accuracy import Accuracy, Candidate, Trace, differences, trace
 from .decoder import Decoder
 from .spec import ModelError
 
 NATIVE = "native"
+REFERENCE = "reference"  # the native weights, in the dtype of least rounding
+KV_TOKENS = 768  # that KV formats are measured on: without other rounding beside it theirs shows sooner
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a format may change: rise of the perplexity, mean divergence in nat, share of answer tokens."""
+    """What a format may change: rise of the perplexity, mean divergence in nat, share of answer tokens.
+
+    The share is one of few and rare events; it is broken when it is above the limit by more than its standard error.
+    """
 
     rise: float
     divergence: float
@@ -30,8 +36,10 @@ class Limits:
             return f"perplexity {measured.all.perplexity_rise:+.2%}, limit {self.rise:+.1%}"
         if not measured.all.divergence <= self.divergence:
             return f"KL {measured.all.divergence:.4f}, limit {self.divergence}"
-        if not 1 - measured.answers.agreement <= self.changed:
-            return f"same choice {measured.answers.agreement:.2%}, limit {1 - self.changed:.0%}"
+        error = (self.changed * (1 - self.changed) / measured.answers.tokens) ** 0.5
+        if not 1 - measured.answers.agreement <= self.changed + error:
+            agreement, tokens = measured.answers.agreement, measured.answers.tokens
+            return f"same choice {agreement:.2%}, limit {1 - self.changed:.0%} - {error:.1%} for {tokens} tokens"
         return None
 
 
@@ -55,9 +63,15 @@ class Texts:
     first: tuple[int, ...]
     vocabulary: int
 
+    def beginning(self, reference: Trace, tokens: int) -> "tuple[Texts, Trace]":
+        """The first texts, and what `reference` made of them, up to about so many tokens computed; one at least."""
+        ends = accumulate(len(hidden) for hidden in reference.hidden)
+        count = max(1, sum(end <= tokens for end in ends))
+        texts = replace(self, tokens=self.tokens[:count], first=self.first[:count])
+        return texts, replace(reference, starts=reference.starts[:count], hidden=reference.hidden[:count])
+
     def compare(self, reference: Trace, candidate: Trace) -> Measured:
-        whole = difference(reference, candidate, self.tokens, self.vocabulary)
-        return Measured(whole, difference(reference, candidate, self.tokens, self.vocabulary, self.first))
+        return Measured(*differences(reference, candidate, self.tokens, self.vocabulary, self.first))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,26 +104,23 @@ class Question:
 def choose(question: Question, load: Load, answer: Answer, kernels: Kernels) -> Choice:
     """Tries formats one after the other; every model is let go before the next is loaded.
 
-    `answer`: texts of the unquantised model, which are what all of them are compared on; None where it has none.
+    `load`: for REFERENCE what all formats are compared with, else the model that the job would compute with.
+    `answer`: texts of the native model, which are what all of them are compared on; None where it has none.
+    KV formats are tried on the reference, so that theirs is the only rounding that is seen.
     """
     if not (question.weight_trials or question.kv_trials):
         return Choice(_unless_auto(question.weights, NATIVE), question.kv_cache)
-    model = load(NATIVE)
-    texts = answer(model)
+    texts = answer(load(NATIVE))
     if texts is None:
         note = "not measured: none of the first rows has an answer to measure on"
         return Choice(_unless_auto(question.weights, NATIVE), question.kv_cache, note=note)
+    model = load(REFERENCE)
     seen = _trace(model, texts, kernels, "auto")
-    del model
     trials: list[dict[str, Any]] = []
+    kv_cache = _try_kv(question, model, *texts.beginning(seen, KV_TOKENS), kernels, trials)
+    del model
     skipped: list[str] = []
-    weights, chosen = _try_weights(question, _skipping(question, load, skipped), texts, seen, kernels, trials)
-    if question.kv_trials:
-        model = chosen or load(NATIVE)
-        base = _trace(model, texts, kernels, "auto")
-        kv_cache = _try_kv(question, model, texts, base, kernels, trials)
-    else:
-        kv_cache = question.kv_cache
+    weights = _try_weights(question, _skipping(question, load, skipped), texts, seen, kernels, trials)
     return Choice(weights, kv_cache, tuple(trials), note="; ".join(skipped) or None)
 
 
@@ -135,7 +146,7 @@ def _try_weights(
     reference: Trace,
     kernels: Kernels,
     trials: list[dict[str, Any]],
-) -> tuple[str, Decoder | None]:
+) -> str:
     for name, share in question.weight_trials.items():
         model = load(name)
         if model is None:
@@ -143,20 +154,20 @@ def _try_weights(
         measured = texts.compare(reference, _trace(model, texts, kernels, "auto"))
         trials.append(_record("weights", name, share, measured, WEIGHTS, question.weights == name, texts))
         if trials[-1]["taken"]:
-            return name, model
+            return name
         del model
-    return NATIVE, None
+    return NATIVE
 
 
 def _try_kv(
-    question: Question, model: Decoder, texts: Texts, base: Trace, kernels: Kernels, trials: list[dict[str, Any]]
+    question: Question, model: Decoder, texts: Texts, reference: Trace, kernels: Kernels, trials: list[dict[str, Any]]
 ) -> str:
     for name, share in question.kv_trials.items():
-        measured = texts.compare(base, _trace(model, texts, kernels, name))
+        measured = texts.compare(reference, _trace(model, texts, kernels, name))
         trials.append(_record("kv_cache", name, share, measured, KV, question.kv_cache == name, texts))
         if trials[-1]["taken"]:
             return name
-    return "auto"
+    return question.kv_cache
 
 
 def _trace(model: Decoder, texts: Texts, kernels: Kernels, kv_cache: str) -> Trace:

@@ -1,14 +1,17 @@
 """The comparison of number formats, against transformers and against changes of known size."""
 
 import math
+from dataclasses import astuple
 
 import pytest
 import tiny
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from batchgen import kernels
 from batchgen.engine import accuracy
-from batchgen.engine.accuracy import Candidate, compare
+from batchgen.engine.accuracy import Candidate, Trace, compare, difference, differences
 from batchgen.engine.batch import Batch
 from batchgen.engine.checkpoint import open_checkpoint
 from batchgen.engine.decoder import load_decoder
@@ -111,3 +114,27 @@ def test_all_that_is_fed_lies_where_the_model_does() -> None:
     )
     assert set(model.seen) == {model.device}
     assert found.tokens == 49 + 6
+
+
+@given(st.lists(st.tuples(st.integers(2, 9), st.integers(0, 8), st.integers(0, 9)), min_size=1, max_size=4))
+def test_answers_are_the_tokens_from_their_first_on(shapes: list[tuple[int, int, int]]) -> None:
+    """Each shape: tokens of a text, how many of them another text computed, where its answer begins."""
+    seeded = torch.Generator().manual_seed(len(shapes))
+    texts = [torch.randint(0, 5, (length,), generator=seeded).tolist() for length, _, _ in shapes]
+    starts = tuple(min(start, length - 2) for length, start, _ in shapes)
+    first = [min(max(begin, 1), length - 1) for length, _, begin in shapes]
+    hidden = [
+        tuple(torch.randn(len(text) - start, 5, generator=seeded) for text, start in zip(texts, starts, strict=True))
+        for _ in range(2)
+    ]
+    left, right = (Trace(starts, one, lambda numbers: numbers) for one in hidden)
+    whole, late = differences(left, right, texts, 5, first)
+    assert astuple(whole) == pytest.approx(astuple(difference(left, right, texts, 5)))
+    assert whole.tokens == sum(len(text) - start - 1 for text, start in zip(texts, starts, strict=True))
+    cut = [max(0, begin - 1 - start) for begin, start in zip(first, starts, strict=True)]
+    ends = tuple(start + at for start, at in zip(starts, cut, strict=True))
+    left, right = (
+        Trace(ends, tuple(numbers[at:] for numbers, at in zip(one, cut, strict=True)), lambda numbers: numbers)
+        for one in hidden
+    )
+    assert astuple(late) == pytest.approx(astuple(difference(left, right, texts, 5)))

@@ -1,15 +1,22 @@
 """The accuracy gate: a format that changes too much is refused and named, one that does not is taken."""
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
+from hypothesis import given
+from hypothesis import strategies as st
 from tiny import VOCABULARY, random_prompt, tiny_model
 from tiny_gguf import write_gguf
 
 from batchgen import kernels
+from batchgen.engine import choose as choose_module
+from batchgen.engine import gate
+from batchgen.engine.accuracy import Accuracy
 from batchgen.engine.checkpoint import open_checkpoint
 from batchgen.engine.choose import (
     LONGEST,
@@ -17,11 +24,12 @@ from batchgen.engine.choose import (
     MOST_TOKENS,
     _worth,
     choose_formats,
+    reference_dtype,
     select_prompts,
     stored_format,
 )
 from batchgen.engine.decoder import Decoder, load_decoder
-from batchgen.engine.gate import Choice, Question, Texts, choose
+from batchgen.engine.gate import WEIGHTS, Choice, Measured, Question, Texts, choose
 from batchgen.engine.spec import ModelError
 
 PROMPTS = [random_prompt(40, seed) for seed in range(6)]
@@ -101,14 +109,34 @@ def test_a_changed_choice_alone_is_enough_to_fail(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("asked", "taken"), [("auto", "auto"), ("int4", "int4")])
-def test_kv_formats_are_measured_beside_the_weights_that_were_taken(folder: Path, asked: str, taken: str) -> None:
-    """Random weights do not bear 4-bit keys."""
-    choice = ask(folder, "auto", {"good": 0.5}, {"good": 1.0}, (asked, {"int4": 0.5}))
-    assert choice.weights == "good"
+def test_kv_formats_are_measured_on_the_reference(folder: Path, asked: str, taken: str) -> None:
+    """Random weights do not bear 4-bit keys; what the weights' format changes does not count against the keys'."""
+    choice = ask(folder, "bad", {"bad": 0.5}, {"bad": 0.5}, (asked, {"int4": 0.5}))
     assert choice.kv_cache == taken
-    assert [trial["kind"] for trial in choice.trials] == ["weights", "kv_cache"]
-    assert choice.trials[1]["divergence"] > 0.001
-    assert choice.trials[1]["broken"] is not None
+    kv, weights = choice.trials
+    assert (kv["kind"], weights["kind"]) == ("kv_cache", "weights")
+    assert kv["divergence"] > 0.001
+    assert kv["broken"] is not None
+    alone = ask(folder, "auto", {}, {}, (asked, {"int4": 0.5}))
+    assert alone.trials == (kv,)
+
+
+def test_kv_formats_take_no_more_texts_than_they_need(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "KV_TOKENS", 90)
+    choice = ask(folder, "good", {"good": 0.5}, {"good": 1.0}, ("auto", {"int8": 0.5}))
+    assert {trial["format"]: trial["rows"] for trial in choice.trials} == {"good": 6, "int8": 2}
+
+
+@given(st.integers(1, 5000), st.floats(0, 1))
+def test_a_few_changed_answers_more_are_chance(tokens: int, share: float) -> None:
+    """A share of few tokens may lie above its limit by its standard error; other limits hold as they stand."""
+    changed = int(share * tokens) / tokens
+    answers = Accuracy(tokens, 1.0, 1.0, 0.0, 1 - changed)
+    broken = WEIGHTS.broken(Measured(answers, answers))
+    assert (broken is None) == (1 - answers.agreement <= 0.02 + (0.02 * 0.98 / tokens) ** 0.5)
+    assert broken is None or "same choice" in broken
+    worse = Accuracy(tokens, 1.0, 1.0 + math.log(1.0101), 0.0, 1.0)
+    assert "perplexity" in str(WEIGHTS.broken(Measured(worse, worse)))
 
 
 def test_nothing_is_loaded_where_there_is_nothing_to_try() -> None:
@@ -173,8 +201,50 @@ def test_the_format_of_a_file_is_told_by_a_linear(kind: Kind, kept: str | None, 
 
 def test_prompts_are_selected_by_the_tokens_they_add() -> None:
     prefix = list(range(500))
-    chosen = select_prompts([[*prefix, *random_prompt(100, seed)] for seed in range(100)])
+    chosen = select_prompts([[*prefix, *random_prompt(100, seed)] for seed in range(100)], 4000)
     assert len(chosen) == 1 + (MOST_TOKENS - 600) // 100
-    assert len(select_prompts([[1, 2]] * 100)) == MOST_ROWS
-    assert [len(prompt) for prompt in select_prompts([[7] * 5000])] == [LONGEST]
-    assert select_prompts([[], [5]]) == [(5,)]
+    assert len(select_prompts([[1, row] for row in range(100)], 4000)) == MOST_ROWS
+    assert [len(prompt) for prompt in select_prompts([[7] * 5000], 4000)] == [LONGEST]
+    assert select_prompts([[], [5]], 4000) == [(5,)]
+
+
+def test_prompts_that_are_cut_keep_their_ends_and_what_they_share() -> None:
+    """Cut at the end, rows behind one long prefix were one text, measured as often as there are rows."""
+    prefix = random_prompt(LONGEST + 200, 1)
+    rows = [[*prefix, *random_prompt(20, seed)] for seed in range(2, 12)]
+    assert select_prompts([*rows, *rows], 4000) == [tuple(row[220:]) for row in rows]
+
+
+def test_a_prompt_that_adds_too_much_is_passed_over() -> None:
+    prompts = [random_prompt(size, seed) for seed, size in enumerate((700, 700, 300, 100))]
+    assert [len(text) for text in select_prompts(prompts, 4000)] == [700, 700, 100]
+    assert [len(text) for text in select_prompts(prompts, 50)] == [50] * 4
+
+
+@given(st.lists(st.lists(st.integers(0, 2), max_size=12), max_size=8), st.integers(0, 9))
+def test_selected_prompts_are_different_ends(prompts: list[list[int]], longest: int) -> None:
+    chosen = select_prompts(prompts, longest)
+    assert len(set(chosen)) == len(chosen)
+    for text in chosen:
+        assert 0 < len(text) <= longest
+        assert any(tuple(prompt[-len(text) :]) == text for prompt in prompts)
+
+
+def test_the_reference_is_float32_where_it_fits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint, cpu = open_checkpoint(str(folder)), torch.device("cpu")
+    numbers = sum(math.prod(shape) for shape in checkpoint.reader.shapes().values())
+    for room, dtype in ((8, torch.float32), (4, torch.bfloat16), (1, None)):
+        monkeypatch.setattr(choose_module, "free_memory", lambda device, room=room: numbers * room)
+        assert reference_dtype(checkpoint, torch.bfloat16, cpu) is dtype
+
+
+def test_a_format_of_16_bits_is_compared_with_float32(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dtypes = []
+
+    def loaded(checkpoint: object, dtype: torch.dtype, *rest: Any) -> Decoder:
+        dtypes.append((dtype, rest[-1]))
+        return load_decoder(checkpoint, dtype, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(choose_module, "load_decoder", loaded)
+    choose_formats(str(folder), prompts_of(PROMPTS), SHARES, weights="int8", dtype="bfloat16", device="cpu")
+    assert dtypes == [(torch.bfloat16, "native"), (torch.float32, "native"), (torch.bfloat16, "int8")]
