@@ -6,6 +6,7 @@ Pure Python on tokens and block ids. There is one kind of step: a list of (seque
 from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
+from dataclasses import replace
 
 from .admission import Admission
 from .blocks import BlockTree
@@ -161,7 +162,7 @@ class Scheduler:
             copies += self._residents.settle(sequence)
             feeds.append(Feed(sequence, sequence.computed, count))
             budget -= count
-        return Step(copies, feeds)
+        return Step(copies, feeds, draining=self._intake.exhausted and not self._residents.preempted)
 
     def _draft(self, step: Step) -> Step:
         """Adds guesses behind newest tokens, as far as the token budget and the free blocks go."""
@@ -176,7 +177,7 @@ class Scheduler:
             for feed in step.feeds
             for draft in (guessed.get(id(feed), ()),)
         ]
-        return Step(step.copies, feeds, tries_drafts=bool(places))
+        return replace(step, feeds=feeds, tries_drafts=bool(places))
 
     def _measure(self, step: Step) -> None:
         statistics, pool = self._statistics, self._residents.pool

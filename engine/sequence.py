@@ -235,11 +235,13 @@ class Feed:
 class Step:
     """What one forward pass does: block copies first, then the feeds, neighbours in the plan next to each other.
 
-    `tries_drafts`: a drafter was asked for it, whatever came of that.
+    `draining`: nothing waits to take the place of a sequence that ends. `tries_drafts`: a drafter was asked for the
+    step, whatever came of that.
     """
 
     copies: list[tuple[int, int]]
     feeds: list[Feed]
+    draining: bool = False
     tries_drafts: bool = False
 
     @property

@@ -1,131 +1,172 @@
 """Drafts only as far as they pay: acceptance and step times are learned from the run itself.
 
-Takes what maximises expected tokens per second of a step, rests when measured speed says otherwise, and tries again.
+Takes the drafts that bring the end of the run nearest, rests when measured speed says otherwise, and tries again.
 """
 
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from ..sequence import Step
+from ..sequence import Sequence, Step
+from .acceptance import Acceptance
+from .laggards import chances_to_be_last
 from .speculation import Draft
-from .times import StepTimes
+from .times import RIDGE, AddedSeconds, StepTimes, assumed_per_token, rounded
 
 WINDOW = 50  # drafted steps after which measured speed is looked at, unless they have cost too much before
-REST = 250  # steps without drafts when they did not pay
+REST = 100  # steps without drafts when they did not pay
 LONGEST_REST = 2000
-PLAIN_EVERY = 24  # every so many steps none is drafted, to know what that takes
-MOST_LOSS = 0.01  # of a run's seconds so far: what drafts may have cost, beside a step or two, before they rest
+PLAIN_EVERY = 16  # every so many steps none is drafted, to know what that takes
+MOST_LOSS = 0.5, 0.01  # of a step, and of a run's seconds so far: what drafts may have cost before they rest
 SURE = 0.9  # the chance of a token for which drafting must at least pay
-LEAST_GAIN = 1.02  # in expected tokens per second
-PRIOR = 2.0  # observations that the drafter's own chance counts as
-FORGET = 256  # observations of a bucket after which the old ones count half
+LEAST_GAIN = 0.01  # of a step's seconds
 
 
-@dataclass(slots=True)
-class Acceptance:
-    """How often drafted tokens were right, by source, length of match and the drafter's own chance."""
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Seconds of a step of `sequences` without drafts, and those of them that each sequence adds.
 
-    _seen: dict[tuple[str, int, int], list[float]] = field(default_factory=dict)  # tokens tried, right ones
+    The latter are spent for every token however it is made; the rest once for every step, so fewer steps save it.
+    """
 
-    def observe(self, draft: Draft, num_right: int) -> None:
-        for place in range(min(num_right + 1, len(draft.chances))):
-            tried = self._seen.setdefault(bucket(draft, place), [0.0, 0.0])
-            tried[0] += 1
-            tried[1] += place < num_right
-            if tried[0] > FORGET:
-                tried[:] = [tried[0] / 2, tried[1] / 2]
+    sequences: int
+    plain: float
+    token: float
 
-    def paths(self, draft: Draft) -> list[float]:
-        """For each of its tokens the chance that it and all before it are right."""
-        paths, path = [], 1.0
-        for place, chance in enumerate(draft.chances):
-            tried, right = self._seen.get(bucket(draft, place), (0.0, 0.0))
-            path *= (right + PRIOR * chance) / (tried + PRIOR)
-            paths.append(path)
-        return paths
+    @property
+    def fixed(self) -> float:
+        return self.plain - self.sequences * self.token
 
-
-def bucket(draft: Draft, place: int) -> tuple[str, int, int]:
-    return draft.source, min(draft.match.bit_length(), 6), int(draft.chances[place] * 5)
+    def value(self, last: float) -> float:
+        """Seconds that a right token saves the run, for a sequence with this chance to end last."""
+        return self.token + self.fixed * last
 
 
 class Controller:
     """The policy of `auto`. Drafts stand only in steps where every sequence feeds one token: prompts fill the machine.
 
-    Among drafted tokens, likeliest first, those are taken that raise (sequences + expected right ones) / seconds.
+    Among drafted tokens, those worth most first, as many are taken as make the least of the seconds that a run needs
+    beyond those of its tokens: (fixed ones of a step + those of wrong tokens) / expected progress of the last answer.
+    With equal chances to be last this is the most tokens per second.
     """
 
     def __init__(self) -> None:
         self._acceptance = Acceptance()
-        self._times = StepTimes()  # of all such steps, by tokens fed
-        self._plain = StepTimes()  # of those without drafts
+        self._plain = StepTimes()
+        self._added = AddedSeconds()
+        self._asked: deque[float] = deque()  # seconds that the drafter took, of steps under way
+        self._asking = 0.0  # of them for a sequence, in the latest step
         self._steps = 0
         self._rest_until = 0
         self._rest = REST
         self._rested_at = 0  # sequences when the rest began
         self._tried = 0  # steps of this window that tried drafts
         self._seconds = 0.0  # of all steps
-        self._balance = 0.0  # seconds that its tokens would have taken without drafts, less those they took
-        self._worth = 0.0  # seconds per token without drafts, in the step under way
+        self._balance = 0.0  # seconds that drafts have saved the run in this window, less those they took
+        self._values: dict[Sequence, float] = {}  # of a right token, by sequence of the step under way
 
     def opens(self, step: Step) -> bool:
         self._steps += 1
         return self._may_open(step)
 
-    def lengths(self, drafts: list[Draft], step: Step) -> list[int]:
-        paths = [self._acceptance.paths(draft) for draft in drafts]
-        ranked = sorted(((q, index) for index, path in enumerate(paths) for q in path), reverse=True)
+    def asked(self, num_sequences: int, seconds: float) -> None:
+        self._asked.append(seconds)
+        self._asking = seconds / num_sequences
+
+    def lengths(self, drafts: dict[Sequence, Draft], step: Step) -> list[int]:
+        prices = self._prices(len(step.feeds))
+        last = {feed.sequence: chance for feed, chance in zip(step.feeds, chances_to_be_last(step), strict=True)}
+        places = [
+            (path * prices.value(last[sequence]), index, path, last[sequence])
+            for index, (sequence, draft) in enumerate(drafts.items())
+            for path in self._acceptance.paths(sequence, draft)
+        ]
+        places.sort(key=lambda place: -place[0])
+        count = self._best_count(((path, chance) for _, _, path, chance in places), prices)
         lengths = [0] * len(drafts)
-        for _, index in ranked[: self._best_count([q for q, _ in ranked], step.num_tokens)]:
+        for _, index, _, _ in places[:count]:
             lengths[index] += 1
         return lengths
 
     def holds(self, step: Step) -> bool:
         return self._may_open(step)
 
-    def verified(self, draft: Draft, num_right: int) -> None:
-        self._acceptance.observe(draft, num_right)
-        self._balance += self._worth * (num_right + 1)
+    def verified(self, sequence: Sequence, draft: Draft, num_right: int) -> None:
+        self._acceptance.observe(sequence, draft, num_right)
+        self._balance += self._values.get(sequence, 0.0) * num_right
+
+    def ended(self, sequence: Sequence) -> None:
+        self._acceptance.ended(sequence)
 
     def timed(self, step: Step, seconds: float) -> None:
-        self._worth = 0.0
+        self._values = {}
         self._seconds += seconds
+        asking = self._asked.popleft() if step.tries_drafts else 0.0
         if not decodes_only(step):
             return
-        self._times.measure(step.num_tokens, seconds)
         if not step.tries_drafts:
             self._plain.measure(len(step.feeds), seconds)
             return
-        plain = self._plain.seconds(len(step.feeds))
-        if self._tried == WINDOW or self._balance < -plain - MOST_LOSS * self._seconds:
-            self._judge(len(step.feeds))
-        self._worth = plain / len(step.feeds)
-        self._balance -= seconds
+        prices = self._prices(len(step.feeds))
+        self._judge(prices)
+        self._balance += prices.plain - seconds
         self._tried += 1
+        drafted = step.num_tokens - prices.sequences
+        if drafted:
+            most = 2 * prices.plain / prices.sequences * drafted
+            self._added.measure(step.num_tokens, drafted, min(seconds - asking - prices.plain, most))
+            chances = chances_to_be_last(step)
+            self._values = {f.sequence: prices.value(last) for f, last in zip(step.feeds, chances, strict=True)}
 
     def _may_open(self, step: Step) -> bool:
-        num_sequences = len(step.feeds)
-        if not decodes_only(step) or self._steps % PLAIN_EVERY == 0 or not self._plain.seconds(num_sequences):
+        size = len(step.feeds)
+        if not decodes_only(step) or self._steps % PLAIN_EVERY == 0 or not self._plain.seconds(size):
             return False
-        if self._steps < self._rest_until and 2 * num_sequences > self._rested_at:
+        if self._steps < self._rest_until and 2 * size > self._rested_at:
             return False
-        return self._best_count([SURE] * max(1, num_sequences // 4), step.num_tokens) > 0
+        laggards = sorted(chances_to_be_last(step), reverse=True)[: max(1, size // 4)]
+        return self._best_count(((SURE, last) for last in laggards), self._prices(size), self._asking * size) > 0
 
-    def _best_count(self, chances: list[float], num_tokens: int) -> int:
-        """How many of the drafted tokens, likeliest first, to feed beside `num_tokens` certain ones."""
-        best, best_rate = 0, LEAST_GAIN * num_tokens / self._times.seconds(num_tokens)
-        expected = float(num_tokens)
-        for count, chance in enumerate(chances, 1):
-            expected += chance
-            rate = expected / self._times.seconds(num_tokens + count)
-            if rate > best_rate:
-                best, best_rate = count, rate
+    def _prices(self, size: int) -> Prices:
+        plain = self._plain.seconds(size)
+        return Prices(size, plain, min(plain / size, self._per_token(size, size + size // 2 + 1, plain)))
+
+    def _per_token(self, size: int, num_tokens: int, plain: float) -> float:
+        return self._added.per_token(num_tokens, assumed_per_token(size, num_tokens, plain))
+
+    def _best_count(self, places: Iterable[tuple[float, float]], prices: Prices, asking: float = 0.0) -> int:
+        """How many drafted tokens to feed, of (chance to be right, chance that its sequence ends last) each."""
+        best, least, size = 0, prices.fixed, 0
+        right = progress = added = 0.0
+        for count, (chance, last) in enumerate(places, 1):
+            num_tokens = prices.sequences + count
+            if rounded(num_tokens) != size:
+                size = rounded(num_tokens)
+                added = self._per_token(prices.sequences, num_tokens, prices.plain)
+                if count > self._most_new(prices.sequences) + self._added.known(num_tokens):
+                    break
+            right += chance
+            progress += chance * last
+            saved = right * prices.token + progress * prices.fixed
+            spent = count * added + asking
+            ratio = (prices.fixed + count * added - right * prices.token) / (1 + progress)
+            if ratio < least and saved - spent > LEAST_GAIN * prices.plain:
+                best, least = count, ratio
         return best
 
-    def _judge(self, num_sequences: int) -> None:
-        """The end of a window: rests, longer each time, when it did not pay."""
+    def _most_new(self, size: int) -> int:
+        """How many drafted tokens to try where it is not known what they take."""
+        return max(RIDGE - size, size // 4, 1)
+
+    def _judge(self, prices: Prices) -> None:
+        """Rests, longer each time, when drafts have cost too much, or did not pay in a whole window."""
+        steps, share = MOST_LOSS
+        if self._tried < WINDOW and self._balance >= -steps * prices.plain - share * self._seconds:
+            return
         if self._balance < 0:
-            self._rest_until, self._rested_at = self._steps + self._rest, num_sequences
+            self._rest_until, self._rested_at = self._steps + self._rest, prices.sequences
             self._rest = min(2 * self._rest, LONGEST_REST)
+            self._added.fade()
         else:
             self._rest = REST
         self._tried, self._balance = 0, 0.0

@@ -1,9 +1,10 @@
 """What the scheduler knows of speculation: where drafts may stand, the drafts, and what became of them.
 
-Puts a drafter, which guesses, and a policy, which says how much, together; knows no model and no clock.
+Puts a drafter, which guesses, and a policy, which says how much, together; knows no model.
 """
 
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Protocol
 
 from ..sequence import Feed, Sequence, Step
@@ -74,7 +75,11 @@ class Policy(Protocol):
         """Drafting is worth a try in this step."""
         ...
 
-    def lengths(self, drafts: list[Draft], step: Step) -> list[int]:
+    def asked(self, num_sequences: int, seconds: float) -> None:
+        """How long the drafter took for the drafts of so many sequences; comes before their lengths are asked for."""
+        ...
+
+    def lengths(self, drafts: dict[Sequence, Draft], step: Step) -> list[int]:
         """How many tokens of each draft to feed beside the step's own."""
         ...
 
@@ -82,8 +87,12 @@ class Policy(Protocol):
         """The step after this one is likely to have drafts, for which tokens must be known."""
         ...
 
-    def verified(self, draft: Draft, num_right: int) -> None:
+    def verified(self, sequence: Sequence, draft: Draft, num_right: int) -> None:
         """The first `num_right` tokens of a draft were right and the next, if there is one, was not."""
+        ...
+
+    def ended(self, sequence: Sequence) -> None:
+        """An answer is complete."""
         ...
 
     def timed(self, step: Step, seconds: float) -> None:
@@ -162,14 +171,17 @@ class Drafting:
         """The tokens to feed behind each sequence, `budget` in all."""
         if not wanted:
             return []
-        drafts = [
-            self._legal(draft, most) for draft, (_, most) in zip(self._drafter.propose(wanted), wanted, strict=True)
-        ]
+        began = perf_counter()
+        proposed = self._drafter.propose(wanted)
+        self._policy.asked(len(wanted), perf_counter() - began)
+        drafts = {
+            sequence: self._legal(draft, most) for draft, (sequence, most) in zip(proposed, wanted, strict=True)
+        }
         chosen = []
-        for draft, length in zip(drafts, self._policy.lengths(drafts, step), strict=True):
+        for draft, length in zip(drafts.values(), self._policy.lengths(drafts, step), strict=True):
             chosen.append(draft.tokens[: min(length, budget)])
             budget -= len(chosen[-1])
-        self._fed |= {sequence: draft for (sequence, _), draft in zip(wanted, drafts, strict=True)}
+        self._fed |= drafts
         self._statistics.drafted_tokens += sum(map(len, chosen))
         self._statistics.drafted_steps += any(chosen)
         return chosen
@@ -186,13 +198,14 @@ class Drafting:
         made = self._fed.pop(sequence, NO_DRAFT)
         fed = made.cut(len(draft))
         self._drafter.verified(fed, num_right)
-        self._policy.verified(fed, num_right)
+        self._policy.verified(sequence, fed, num_right)
 
     def dropped(self, sequence: Sequence) -> None:
         self._fed.pop(sequence, None)
 
     def ended(self, sequence: Sequence) -> None:
         self._drafter.ended(sequence)
+        self._policy.ended(sequence)
 
     def _legal(self, draft: Draft, most: int) -> Draft:
         tokens = draft.tokens[:most]
@@ -208,13 +221,19 @@ class Eager:
     def opens(self, step: Step) -> bool:
         return True
 
-    def lengths(self, drafts: list[Draft], step: Step) -> list[int]:
-        return [len(draft.tokens) for draft in drafts]
+    def asked(self, num_sequences: int, seconds: float) -> None:
+        return None
+
+    def lengths(self, drafts: dict[Sequence, Draft], step: Step) -> list[int]:
+        return [len(draft.tokens) for draft in drafts.values()]
 
     def holds(self, step: Step) -> bool:
         return True
 
-    def verified(self, draft: Draft, num_right: int) -> None:
+    def verified(self, sequence: Sequence, draft: Draft, num_right: int) -> None:
+        return None
+
+    def ended(self, sequence: Sequence) -> None:
         return None
 
     def timed(self, step: Step, seconds: float) -> None:

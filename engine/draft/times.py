@@ -1,48 +1,96 @@
-"""How long a step takes by the number of tokens it feeds, learned from the steps of a run.
+"""How long steps take, learned from the steps of a run: by sequences without drafts, and what drafted tokens add.
 
-Knows numbers of tokens and seconds only.
+Knows numbers of sequences and tokens, and seconds, only.
 """
 
 from bisect import bisect_left, insort
 
-RIDGE = 12  # tokens up to which a step is taken to cost the same, where nothing larger was measured
+RIDGE = 12  # tokens up to which a step is taken to cost the same, where nothing was measured
 HOPE = 0.5  # of proportional growth beyond it: low enough that larger steps are tried, and then measured
-WEIGHT = 0.2  # of a new measurement
-OUTLIER = 3.0  # a measurement counts as at most this many times what is known
+WEIGHT = 0.5  # of a new measurement: contexts grow, so that old ones are soon too low
+OUTLIER = 1.5  # a measurement counts as at most this many times what is known
+DOUBTFUL = 0.25  # of a step's tokens: how many drafted ones an assumption counts as
+MEMORY = 8  # times a step's tokens: drafted ones after which old measurements count half
+NEARNESS = 3  # the power with which a measurement counts less for steps of other sizes
 
 
 class StepTimes:
-    """Seconds by tokens: running means of what was measured, straight lines between them."""
+    """Seconds of steps that feed one token a sequence: running means of what was measured, straight lines between."""
 
     def __init__(self) -> None:
-        self._means: dict[int, float] = {}
+        self._means: dict[int, tuple[float, float]] = {}  # by size as it is rounded: sequences, seconds
         self._sizes: list[int] = []
 
-    def measure(self, num_tokens: int, seconds: float) -> None:
-        size = rounded(num_tokens)
-        known = self._means.get(size)
-        if known is None:
+    def measure(self, num_sequences: int, seconds: float) -> None:
+        size = rounded(num_sequences)
+        if size not in self._means:
             insort(self._sizes, size)
-            self._means[size] = seconds
+            self._means[size] = float(num_sequences), seconds
         else:
-            self._means[size] = known + WEIGHT * (min(seconds, OUTLIER * known) - known)
+            mean, known = self._means[size]
+            new = min(seconds, OUTLIER * known)
+            self._means[size] = mean + WEIGHT * (num_sequences - mean), known + WEIGHT * (new - known)
 
-    def seconds(self, num_tokens: int) -> float:
+    def seconds(self, num_sequences: int) -> float:
         """An estimate; 0 while nothing is known. Outside of what was measured: flat up to RIDGE, then HOPE says."""
-        sizes = self._sizes
-        if not sizes:
+        if not self._sizes:
             return 0.0
-        place = bisect_left(sizes, num_tokens)
-        if place in (0, len(sizes)):
-            nearest = sizes[min(place, len(sizes) - 1)]
-            growth = max(num_tokens, RIDGE) / max(nearest, RIDGE) - 1
-            return self._means[nearest] * (1 + HOPE * growth)
-        low, high = sizes[place - 1], sizes[place]
-        share = (num_tokens - low) / (high - low)
-        return self._means[low] + share * (self._means[high] - self._means[low])
+        points = [self._means[size] for size in self._sizes]
+        place = bisect_left(points, (num_sequences, 0.0))
+        if place in (0, len(points)):
+            nearest, seconds = points[min(place, len(points) - 1)]
+            growth = max(num_sequences, RIDGE) / max(nearest, RIDGE) - 1
+            return seconds * (1 + HOPE * growth)
+        (low, quick), (high, slow) = points[place - 1], points[place]
+        return quick + (num_sequences - low) / (high - low) * (slow - quick)
+
+
+class AddedSeconds:
+    """What a drafted token adds to a step, by all tokens it feeds: sums of what was measured, near sizes together."""
+
+    def __init__(self) -> None:
+        self._sums: dict[int, tuple[float, float]] = {}  # by size: drafted tokens, the seconds they added
+
+    def measure(self, num_tokens: int, drafted: int, seconds: float) -> None:
+        size = rounded(num_tokens)
+        tokens, total = self._sums.get(size, (0.0, 0.0))
+        keep = 0.5 if tokens > MEMORY * size else 1.0
+        self._sums[size] = keep * tokens + drafted, keep * total + seconds
+
+    def per_token(self, num_tokens: int, assumed: float) -> float:
+        """The mean of the drafted ones in a step of so many tokens; `assumed` stands in where little was measured."""
+        tokens, seconds = self._near(num_tokens)
+        doubt = DOUBTFUL * num_tokens
+        return max(0.0, (seconds + doubt * assumed) / (tokens + doubt))
+
+    def known(self, num_tokens: int) -> float:
+        """How many drafted tokens were measured in steps of about that size."""
+        return self._near(num_tokens)[0]
+
+    def _near(self, num_tokens: int) -> tuple[float, float]:
+        """Drafted tokens and the seconds they added, the nearer their step to that size the more they count."""
+        count = total = 0.0
+        for size, (tokens, seconds) in self._sums.items():
+            near = (min(size, num_tokens) / max(size, num_tokens)) ** NEARNESS
+            count += near * tokens
+            total += near * seconds
+        return count, total
+
+    def fade(self) -> None:
+        """What was measured counts half from now on."""
+        self._sums = {size: (tokens / 2, seconds / 2) for size, (tokens, seconds) in self._sums.items()}
+
+
+def assumed_per_token(num_sequences: int, num_tokens: int, plain: float) -> float:
+    """What a drafted token adds as far as nothing else is known: nothing up to RIDGE, and behind it as HOPE says.
+
+    `plain`: seconds of the step without them.
+    """
+    ridge = max(num_sequences, RIDGE)
+    return HOPE * plain / ridge * max(0, num_tokens - ridge) / (num_tokens - num_sequences)
 
 
 def rounded(num_tokens: int) -> int:
-    """Sizes that are measured as one: exact up to 16, then in steps of an eighth."""
-    step = max(1, 1 << max(0, num_tokens.bit_length() - 4))
+    """Sizes that are measured as one: exact up to 8, then in steps of a quarter to an eighth."""
+    step = max(1, 1 << max(0, num_tokens.bit_length() - 3))
     return num_tokens // step * step
