@@ -11,14 +11,17 @@ from ..sequence import Sequence, Step
 from .acceptance import Acceptance
 from .laggards import chances_to_be_last
 from .speculation import Draft
-from .times import RIDGE, AddedSeconds, StepTimes, assumed_per_token, rounded
+from .times import AddedSeconds, StepTimes, assumed_per_token, rounded
 
 WINDOW = 50  # drafted steps after which measured speed is looked at, unless they have cost too much before
 REST = 100  # steps without drafts when they did not pay
 LONGEST_REST = 2000
 PLAIN_EVERY = 16  # every so many steps none is drafted, to know what that takes
-MOST_LOSS = 0.5, 0.01  # of a step, and of a run's seconds so far: what drafts may have cost before they rest
+MOST_LOSS = 0.3  # of a step,
+LOST_SHARE = 0.01  # and of a run's seconds so far,
+DOUBT = 0.03  # and of the seconds of the window, as these are not known better: what drafts may cost before they rest
 SURE = 0.9  # the chance of a token for which drafting must at least pay
+FIRST = 2  # drafted tokens, or one for four sequences, to try where it is not known what they take
 LEAST_GAIN = 0.01  # of a step's seconds
 
 
@@ -62,7 +65,8 @@ class Controller:
         self._rested_at = 0  # sequences when the rest began
         self._tried = 0  # steps of this window that tried drafts
         self._seconds = 0.0  # of all steps
-        self._balance = 0.0  # seconds that drafts have saved the run in this window, less those they took
+        self._tried_seconds = 0.0  # what these took
+        self._balance = 0.0  # seconds that drafts have saved the run in them, less those they took
         self._values: dict[Sequence, float] = {}  # of a right token, by sequence of the step under way
 
     def opens(self, step: Step) -> bool:
@@ -110,7 +114,7 @@ class Controller:
         prices = self._prices(len(step.feeds))
         self._judge(prices)
         self._balance += prices.plain - seconds
-        self._tried += 1
+        self._tried, self._tried_seconds = self._tried + 1, self._tried_seconds + seconds
         drafted = step.num_tokens - prices.sequences
         if drafted:
             most = 2 * prices.plain / prices.sequences * drafted
@@ -143,7 +147,7 @@ class Controller:
             if rounded(num_tokens) != size:
                 size = rounded(num_tokens)
                 added = self._per_token(prices.sequences, num_tokens, prices.plain)
-                if count > self._most_new(prices.sequences) + self._added.known(num_tokens):
+                if count > max(FIRST, prices.sequences // 4) + self._added.known(num_tokens):
                     break
             right += chance
             progress += chance * last
@@ -154,14 +158,10 @@ class Controller:
                 best, least = count, ratio
         return best
 
-    def _most_new(self, size: int) -> int:
-        """How many drafted tokens to try where it is not known what they take."""
-        return max(RIDGE - size, size // 4, 1)
-
     def _judge(self, prices: Prices) -> None:
         """Rests, longer each time, when drafts have cost too much, or did not pay in a whole window."""
-        steps, share = MOST_LOSS
-        if self._tried < WINDOW and self._balance >= -steps * prices.plain - share * self._seconds:
+        most = MOST_LOSS * prices.plain + LOST_SHARE * self._seconds + DOUBT * self._tried_seconds
+        if self._tried < WINDOW and self._balance >= -most:
             return
         if self._balance < 0:
             self._rest_until, self._rested_at = self._steps + self._rest, prices.sequences
@@ -169,7 +169,7 @@ class Controller:
             self._added.fade()
         else:
             self._rest = REST
-        self._tried, self._balance = 0, 0.0
+        self._tried, self._tried_seconds, self._balance = 0, 0.0, 0.0
 
 
 def decodes_only(step: Step) -> bool:

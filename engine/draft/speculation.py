@@ -174,9 +174,7 @@ class Drafting:
         began = perf_counter()
         proposed = self._drafter.propose(wanted)
         self._policy.asked(len(wanted), perf_counter() - began)
-        drafts = {
-            sequence: self._legal(draft, most) for draft, (sequence, most) in zip(proposed, wanted, strict=True)
-        }
+        drafts = {sequence: self._legal(draft, most) for draft, (sequence, most) in zip(proposed, wanted, strict=True)}
         chosen = []
         for draft, length in zip(drafts.values(), self._policy.lengths(drafts, step), strict=True):
             chosen.append(draft.tokens[: min(length, budget)])

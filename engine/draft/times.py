@@ -18,31 +18,33 @@ class StepTimes:
     """Seconds of steps that feed one token a sequence: running means of what was measured, straight lines between."""
 
     def __init__(self) -> None:
-        self._means: dict[int, tuple[float, float]] = {}  # by size as it is rounded: sequences, seconds
+        self._means: dict[int, float] = {}  # by sequences
         self._sizes: list[int] = []
 
     def measure(self, num_sequences: int, seconds: float) -> None:
-        size = rounded(num_sequences)
-        if size not in self._means:
-            insort(self._sizes, size)
-            self._means[size] = float(num_sequences), seconds
-        else:
-            mean, known = self._means[size]
-            new = min(seconds, OUTLIER * known)
-            self._means[size] = mean + WEIGHT * (num_sequences - mean), known + WEIGHT * (new - known)
+        """Other sizes move with what is measured, the nearer the more: the machine's speed and contexts are one."""
+        known = self.seconds(num_sequences) or seconds
+        if num_sequences not in self._means:
+            insort(self._sizes, num_sequences)
+            self._means[num_sequences] = known
+        change = min(seconds / known, OUTLIER)
+        for size, mean in self._means.items():
+            near = (min(size, num_sequences) / max(size, num_sequences)) ** NEARNESS
+            self._means[size] = mean * change ** (WEIGHT * near)
 
     def seconds(self, num_sequences: int) -> float:
         """An estimate; 0 while nothing is known. Outside of what was measured: flat up to RIDGE, then HOPE says."""
-        if not self._sizes:
+        sizes = self._sizes
+        if not sizes:
             return 0.0
-        points = [self._means[size] for size in self._sizes]
-        place = bisect_left(points, (num_sequences, 0.0))
-        if place in (0, len(points)):
-            nearest, seconds = points[min(place, len(points) - 1)]
+        place = bisect_left(sizes, num_sequences)
+        if place in (0, len(sizes)):
+            nearest = sizes[min(place, len(sizes) - 1)]
             growth = max(num_sequences, RIDGE) / max(nearest, RIDGE) - 1
-            return seconds * (1 + HOPE * growth)
-        (low, quick), (high, slow) = points[place - 1], points[place]
-        return quick + (num_sequences - low) / (high - low) * (slow - quick)
+            return self._means[nearest] * (1 + HOPE * growth)
+        low, high = sizes[place - 1], sizes[place]
+        share = (num_sequences - low) / (high - low)
+        return self._means[low] + share * (self._means[high] - self._means[low])
 
 
 class AddedSeconds:

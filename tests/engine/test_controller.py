@@ -19,11 +19,11 @@ INT8 = Machine(fixed=0.0062, token=0.00027, floor=0.007, asking=0.00001)  # as S
 WIDE = Machine(fixed=0.006, token=0.00002, floor=0.008, asking=0.00001)  # as a graphics card
 
 machines = st.builds(
-    Machine,
+    lambda fixed, token, ridge, asking, noise: Machine(fixed, token, fixed + token * ridge, asking, noise),
     fixed=st.floats(0, 0.02),
     token=st.floats(1e-5, 2e-3),
-    floor=st.floats(0.001, 0.03),
-    asking=st.floats(0, 2e-5),
+    ridge=st.integers(4, 300),
+    asking=st.floats(0, 1e-5),
     noise=st.sampled_from([0.0, 0.1]),
 )
 
@@ -79,24 +79,26 @@ def test_rows_that_end_early_anyway_are_not_worth_a_draft():
 @given(
     machine=machines,
     accept=st.lists(st.floats(0, 1), min_size=1, max_size=3),
-    lengths=st.lists(st.integers(60, 160), min_size=1, max_size=4),
-    count=st.integers(1, 48),
-    at_once=st.sampled_from([2, 12, 48]),
+    lengths=st.lists(st.integers(80, 240), min_size=1, max_size=4),
+    count=st.integers(1, 40),
+    at_once=st.sampled_from([2, 12, 40]),
     certain=st.booleans(),
     seed=st.integers(0, 9),
 )
 @example(LINEAR, [0.85], [256], 23, 23, True, 0)  # drafts that nearly pay
 def test_it_is_never_much_slower_than_without_drafts(machine, accept, lengths, count, at_once, certain, seed):
-    """At most two steps and three hundredths of the run: what it costs to find out."""
+    """At most four steps and a fiftieth of the run: what it costs to find out.
+
+    Where nobody knows which answer is the longest, all are drafted for alike.
+    """
 
     def rows():
-        return [
-            Row(lengths[index % len(lengths)], accept[index % len(accept)], certain) for index in range(count)
-        ]
+        likely = accept if certain else accept[:1]
+        return [Row(lengths[index % len(lengths)], likely[index % len(likely)], certain) for index in range(count)]
 
     times, outcome = gain(machine, rows, at_once, seed)
-    most = 2 * machine.seconds(min(count, at_once)) * (1 + machine.noise)
-    assert outcome.seconds < (0.03 + 1) * times * outcome.seconds + most
+    step = machine.seconds(min(count, at_once)) * (1 + machine.noise)
+    assert outcome.seconds < 1.02 * times * outcome.seconds + 4 * step
 
 
 # its parts
@@ -151,25 +153,39 @@ def test_answers_that_may_end_at_any_token_are_equally_likely_to_be_last():
     assert chances_to_be_last(step_of([row.sequence for row in rows], draining=True)) == [0.5, 0.5]
 
 
-@settings(max_examples=100, deadline=None)
-@given(measured=st.dictionaries(st.integers(1, 300), st.floats(1e-4, 1.0), min_size=1, max_size=12))
-def test_step_times_are_what_was_measured_and_between(measured):
+@settings(max_examples=50, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 300), min_size=1, max_size=8),
+    fixed=st.floats(0.001, 0.1),
+    token=st.floats(0, 0.001),
+)
+def test_step_times_come_to_what_is_measured_again_and_again(sizes, fixed, token):
     times = StepTimes()
-    exact = {size: value for size, value in measured.items() if size <= 7}
-    for size, value in measured.items():
-        times.measure(size, value)
-    for size, value in exact.items():
-        assert times.seconds(size) == pytest.approx(value)
-    high = max(measured.values())
-    for size in range(min(measured), max(measured)):
-        assert 0 < times.seconds(size) <= high * max(1, size / RIDGE) + 1e-9
-    assert times.seconds(10 * max(measured)) >= times.seconds(max(measured)) - 1e-12
+    for size in sizes * 30:
+        times.measure(size, fixed + token * size)
+    for size in sizes:
+        assert times.seconds(size) == pytest.approx(fixed + token * size, rel=0.02)
+    assert times.seconds(10 * max(sizes)) >= times.seconds(max(sizes))
+    assert times.seconds(1) <= times.seconds(min(sizes)) * (1 + 1e-9)
 
 
-def test_a_size_is_known_by_what_was_measured_at_it_not_by_what_it_is_rounded_to():
+def test_a_machine_that_slows_down_does_so_for_steps_of_every_size():
     times = StepTimes()
-    times.measure(23, 0.025)
-    assert times.seconds(23) == 0.025
+    times.measure(64, 0.02)
+    times.measure(56, 0.018)
+    for _ in range(4):
+        times.measure(60, 1.3 * 0.019)
+    assert times.seconds(64) > 1.15 * 0.02
+    assert times.seconds(56) > 1.15 * 0.018
+
+
+def test_one_slow_step_counts_as_half_again_as_slow_at_most():
+    times = StepTimes()
+    times.measure(64, 0.02)
+    times.measure(64, 1.0)
+    assert times.seconds(64) < 0.03
+    times.measure(48, 1.0)  # of a size that was not measured before
+    assert times.seconds(48) < 0.04
 
 
 @given(

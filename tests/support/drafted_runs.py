@@ -1,4 +1,4 @@
-"""Runs of the policy of `auto` on a machine made of a formula: answers of certain lengths, drafts that are right at times."""
+"""Runs of the policy of `auto` on a machine made of a formula: answers of known lengths, drafts right now and then."""
 
 import random
 from collections.abc import Callable
