@@ -5,23 +5,24 @@ Takes the drafts that bring the end of the run nearest, rests when measured spee
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..sequence import Sequence, Step
 from .acceptance import Acceptance
 from .laggards import chances_to_be_last
 from .speculation import Draft
-from .times import AddedSeconds, StepTimes, assumed_per_token, rounded
+from .times import OUTLIER, AddedSeconds, StepTimes, assumed_per_token, rounded
 
 WINDOW = 50  # drafted steps after which measured speed is looked at, unless they have cost too much before
 REST = 100  # steps without drafts when they did not pay
 LONGEST_REST = 2000
-PLAIN_EVERY = 16  # every so many steps none is drafted, to know what that takes
-MOST_LOSS = 0.3  # of a step,
+PLAIN_EVERY = 16  # every so many steps none is drafted, to know what that takes; of more and more, while drafts pay,
+PLAIN_SELDOM = 64  # up to this
+MOST_LOSS = 0.6  # of a step (one that others disturbed counts as half a step lost),
 LOST_SHARE = 0.01  # and of a run's seconds so far,
 DOUBT = 0.03  # and of the seconds of the window, as these are not known better: what drafts may cost before they rest
 SURE = 0.9  # the chance of a token for which drafting must at least pay
-FIRST = 2  # drafted tokens, or one for four sequences, to try where it is not known what they take
+FIRST = 2  # drafted tokens, or one for eight sequences, to try where it is not known what they take
 LEAST_GAIN = 0.01  # of a step's seconds
 
 
@@ -60,6 +61,7 @@ class Controller:
         self._asked: deque[float] = deque()  # seconds that the drafter took, of steps under way
         self._asking = 0.0  # of them for a sequence, in the latest step
         self._steps = 0
+        self._plain_every = PLAIN_EVERY
         self._rest_until = 0
         self._rest = REST
         self._rested_at = 0  # sequences when the rest began
@@ -113,18 +115,19 @@ class Controller:
             return
         prices = self._prices(len(step.feeds))
         self._judge(prices)
+        drafted = step.num_tokens - prices.sequences
+        expected = prices.plain + asking + drafted * self._per_token(prices, step.num_tokens)
+        seconds = min(seconds, OUTLIER * expected)
         self._balance += prices.plain - seconds
         self._tried, self._tried_seconds = self._tried + 1, self._tried_seconds + seconds
-        drafted = step.num_tokens - prices.sequences
         if drafted:
-            most = 2 * prices.plain / prices.sequences * drafted
-            self._added.measure(step.num_tokens, drafted, min(seconds - asking - prices.plain, most))
+            self._added.measure(step.num_tokens, drafted, seconds - asking - prices.plain)
             chances = chances_to_be_last(step)
             self._values = {f.sequence: prices.value(last) for f, last in zip(step.feeds, chances, strict=True)}
 
     def _may_open(self, step: Step) -> bool:
         size = len(step.feeds)
-        if not decodes_only(step) or self._steps % PLAIN_EVERY == 0 or not self._plain.seconds(size):
+        if not decodes_only(step) or self._steps % self._plain_every == 0 or not self._plain.knows(size):
             return False
         if self._steps < self._rest_until and 2 * size > self._rested_at:
             return False
@@ -133,10 +136,15 @@ class Controller:
 
     def _prices(self, size: int) -> Prices:
         plain = self._plain.seconds(size)
-        return Prices(size, plain, min(plain / size, self._per_token(size, size + size // 2 + 1, plain)))
+        free = Prices(size, plain, 0.0)
+        return replace(free, token=min(plain / size, self._per_token(free, size + size // 2 + 1)))
 
-    def _per_token(self, size: int, num_tokens: int, plain: float) -> float:
-        return self._added.per_token(num_tokens, assumed_per_token(size, num_tokens, plain))
+    def _per_token(self, prices: Prices, num_tokens: int) -> float:
+        """Seconds that each drafted token adds in a step of so many tokens."""
+        assumed = (
+            assumed_per_token(prices.sequences, num_tokens, prices.plain) if num_tokens > prices.sequences else 0.0
+        )
+        return self._added.per_token(num_tokens, assumed)
 
     def _best_count(self, places: Iterable[tuple[float, float]], prices: Prices, asking: float = 0.0) -> int:
         """How many drafted tokens to feed, of (chance to be right, chance that its sequence ends last) each."""
@@ -146,8 +154,8 @@ class Controller:
             num_tokens = prices.sequences + count
             if rounded(num_tokens) != size:
                 size = rounded(num_tokens)
-                added = self._per_token(prices.sequences, num_tokens, prices.plain)
-                if count > max(FIRST, prices.sequences // 4) + self._added.known(num_tokens):
+                added = self._per_token(prices, num_tokens)
+                if count > max(FIRST, prices.sequences // 8) + self._added.known(num_tokens):
                     break
             right += chance
             progress += chance * last
@@ -166,9 +174,11 @@ class Controller:
         if self._balance < 0:
             self._rest_until, self._rested_at = self._steps + self._rest, prices.sequences
             self._rest = min(2 * self._rest, LONGEST_REST)
+            self._plain_every = PLAIN_EVERY
             self._added.fade()
         else:
             self._rest = REST
+            self._plain_every = min(2 * self._plain_every, PLAIN_SELDOM)
         self._tried, self._tried_seconds, self._balance = 0, 0.0, 0.0
 
 

@@ -9,7 +9,7 @@ from ..forecast import is_certain
 from ..sequence import Sequence, Step
 from .speculation import tokens_left
 
-SPREAD = 0.125  # of the tokens that the longest still needs: how far answers drift apart, drafts helping some
+SPREAD = 0.1875  # of the tokens that the longest still needs: how far answers drift apart, drafts helping some
 
 
 def chances_to_be_last(step: Step) -> list[float]:

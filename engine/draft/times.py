@@ -9,6 +9,7 @@ RIDGE = 12  # tokens up to which a step is taken to cost the same, where nothing
 HOPE = 0.5  # of proportional growth beyond it: low enough that larger steps are tried, and then measured
 WEIGHT = 0.5  # of a new measurement: contexts grow, so that old ones are soon too low
 OUTLIER = 1.5  # a measurement counts as at most this many times what is known
+ALIKE = 1.5  # times as many sequences, or as few, tell what a step takes
 DOUBTFUL = 0.25  # of a step's tokens: how many drafted ones an assumption counts as
 MEMORY = 8  # times a step's tokens: drafted ones after which old measurements count half
 NEARNESS = 3  # the power with which a measurement counts less for steps of other sizes
@@ -45,6 +46,10 @@ class StepTimes:
         low, high = sizes[place - 1], sizes[place]
         share = (num_sequences - low) / (high - low)
         return self._means[low] + share * (self._means[high] - self._means[low])
+
+    def knows(self, num_sequences: int) -> bool:
+        """Steps of about that size were measured."""
+        return any(max(size, num_sequences) <= ALIKE * min(size, num_sequences) for size in self._sizes)
 
 
 class AddedSeconds:

@@ -22,7 +22,7 @@ machines = st.builds(
     lambda fixed, token, ridge, asking, noise: Machine(fixed, token, fixed + token * ridge, asking, noise),
     fixed=st.floats(0, 0.02),
     token=st.floats(1e-5, 2e-3),
-    ridge=st.integers(4, 300),
+    ridge=st.integers(8, 300),
     asking=st.floats(0, 1e-5),
     noise=st.sampled_from([0.0, 0.1]),
 )
@@ -133,7 +133,7 @@ def test_what_a_step_without_drafts_takes_is_measured_whatever_was_planned_since
             controller.timed(step, 0.021 if step.tries_drafts else 0.02)
             for feed in step.feeds:
                 controller.verified(feed.sequence, DRAFT.cut(len(feed.draft)), len(feed.draft))
-    assert len(plain) >= 10
+    assert len(plain) >= 5
     assert set(plain) == {0.02}
 
 
