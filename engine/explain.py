@@ -34,9 +34,11 @@ def explain(error: ValidationError, document: Mapping[str, Any], model: type[Bas
     `place`: where the document itself stands.
     """
     found: dict[str, list[dict[str, Any]]] = {}
-    for item in error.errors(include_url=False):
-        found.setdefault(_path(item, document), []).append(dict(item))
-    path, items = next(iter(found.items()))
+    for item in _of_its_kind([dict(item) for item in error.errors(include_url=False)]):
+        found.setdefault(_path(item, document), []).append(item)
+    first = next(iter(found))
+    path = next((path for path in found if path.startswith(f"{first}.")), first)  # a mapping: what is wrong in it
+    items = found[path]
     where = ".".join(part for part in (place, path) if part)
     return f"{where}: {_reason(items, model)}" if where else _reason(items, model)
 
@@ -47,6 +49,15 @@ def validated(section: type[S], values: Mapping[str, Any], place: str = "") -> S
         return section.model_validate(dict(values))
     except ValidationError as error:
         raise ValueError(explain(error, values, section, place)) from None
+
+
+def _of_its_kind(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without what sections of another `kind` find wrong with a mapping; its kind alone where no section has it."""
+    others = {item["loc"][:-1] for item in items if item["loc"][-1:] == ("kind",) and item["type"] == "literal_error"}
+    left = [item for item in items if item["loc"][:-1] not in others]
+    if any(item["loc"][:-2] == other[:-1] for item in left for other in others):
+        return left
+    return [item for item in items if item["loc"][:-1] not in others or item["loc"][-1] == "kind"]
 
 
 def _path(item: Mapping[str, Any], document: Any) -> str:
