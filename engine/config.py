@@ -159,6 +159,15 @@ class GenerationSettings(Section):
         return None if self.grammar is None else Grammar.lark(self.grammar)
 
 
+FeedPolicy = Annotated[
+    Literal["always", "auto"],
+    Field(
+        description="how much of its drafts is fed; always: all; auto: as far as it pays by measured acceptance and "
+        "times, that of drafting included"
+    ),
+]
+
+
 class DraftSpeculation(Section):
     """A smaller model with the same tokenizer drafts tokens."""
 
@@ -167,6 +176,7 @@ class DraftSpeculation(Section):
         min_length=1, description="Hub id, local directory or .gguf; self: an INT4 copy of the model that is run"
     )
     tokens: int = Field(4, ge=1, le=32, description="longest draft")
+    policy: FeedPolicy = "always"
 
 
 class MedusaSpeculation(Section):
@@ -174,6 +184,7 @@ class MedusaSpeculation(Section):
 
     kind: Literal["medusa"] = Field(description="a name of its own, with heads trained for the model")
     path: str = Field(min_length=1, description="directory or Hub id of Medusa heads, as `batchgen heads` writes them")
+    policy: FeedPolicy = "always"
 
 
 class EngineSettings(Section):
@@ -237,6 +248,13 @@ class EngineSettings(Section):
     def speculation_kind(self) -> str:
         """Its name in the table of `engine/draft/table.py`."""
         return self.speculation if isinstance(self.speculation, str) else self.speculation.kind
+
+    @property
+    def speculation_policy(self) -> str:
+        """The name of the policy in the same table; drafters that are nothing but a name are fed whole."""
+        if isinstance(self.speculation, str):
+            return "auto" if self.speculation == "auto" else "always"
+        return self.speculation.policy
 
 
 def parse_memory(value: int | float | str) -> int | float | None:

@@ -237,7 +237,8 @@ class Engine:
 
     def _steps(self, intake: Intake) -> Iterator[Completion]:
         kind = self.resolved["speculation"] = self.settings.speculation_kind
-        speculation = new_speculation(kind, self._draft_models, self.bounds.vocabulary, self.statistics)
+        policy = self.settings.speculation_policy
+        speculation = new_speculation(kind, policy, self._draft_models, self.bounds.vocabulary, self.statistics)
         scheduler = self._scheduler = self._new_scheduler(intake, speculation)
         loop = StepLoop(scheduler, self._runner.launch, speculation, self._look_ahead)
         return loop.run(lambda: self._interrupted.is_set(), lambda: intake.exhausted)

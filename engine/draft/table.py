@@ -45,19 +45,21 @@ def _medusa_drafter(models: DraftModels) -> MedusaDrafter:
     return MedusaDrafter(models.heads)
 
 
-KINDS: dict[str, tuple[Callable[[DraftModels], Drafter], Callable[[], Policy]]] = {
-    "ngram": (lambda models: NgramDrafter(), Eager),
-    "suffix": (lambda models: SuffixDrafter(), Eager),
-    "auto": (lambda models: SuffixDrafter(), Controller),
-    "layer_skip": (lambda models: LayerSkipDrafter(models.exits, models.num_layers), Eager),
-    "draft": (_model_drafter, Eager),
-    "medusa": (_medusa_drafter, Eager),
+KINDS: dict[str, Callable[[DraftModels], Drafter]] = {
+    "ngram": lambda models: NgramDrafter(),
+    "suffix": lambda models: SuffixDrafter(),
+    "auto": lambda models: SuffixDrafter(),
+    "layer_skip": lambda models: LayerSkipDrafter(models.exits, models.num_layers),
+    "draft": _model_drafter,
+    "medusa": _medusa_drafter,
 }
+POLICIES: dict[str, Callable[[], Policy]] = {"always": Eager, "auto": Controller}
 
 
-def new_speculation(kind: str, models: DraftModels, vocabulary: int, statistics: Statistics) -> Speculation:
+def new_speculation(
+    kind: str, policy: str, models: DraftModels, vocabulary: int, statistics: Statistics
+) -> Speculation:
     """The speculation of one run; `vocabulary` is the number of legal token ids."""
     if kind == "off":
         return NO_SPECULATION
-    drafter, policy = KINDS[kind]
-    return Drafting(drafter(models), policy(), vocabulary, statistics)
+    return Drafting(KINDS[kind](models), POLICIES[policy](), vocabulary, statistics)

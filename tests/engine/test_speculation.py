@@ -83,7 +83,7 @@ class Oracle:
 
 def with_script(monkeypatch, guess, lengths) -> None:
     make = scripted(guess, lengths, TOKENS)
-    monkeypatch.setattr(engine_module, "new_speculation", lambda kind, models, vocabulary, statistics: make(statistics))
+    monkeypatch.setattr(engine_module, "new_speculation", lambda *given: make(given[-1]))
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +100,8 @@ def engines(folder, draft_folder, heads_folder):
         "draft": {"kind": "draft", "model": str(draft_folder), "tokens": 3},
         "self": {"kind": "draft", "model": "self", "tokens": 3},
         "medusa": {"kind": "medusa", "path": str(heads_folder)},
+        "draft, auto": {"kind": "draft", "model": str(draft_folder), "policy": "auto"},
+        "medusa, auto": {"kind": "medusa", "path": str(heads_folder), "policy": "auto"},
     }
 
     def make(kind: str) -> Engine:
@@ -138,7 +140,9 @@ def heads_folder(folder, plain, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", list(OPTIONS))
-@pytest.mark.parametrize("kind", ["ngram", "suffix", "auto", "layer_skip", "draft", "self", "medusa"])
+@pytest.mark.parametrize(
+    "kind", ["ngram", "suffix", "auto", "layer_skip", "draft", "self", "medusa", "draft, auto", "medusa, auto"]
+)
 def test_every_drafter_with_every_option_gives_what_off_gives(engines, plain, name, kind):
     requests, expected = plain[name]
     engine = engines(kind)
@@ -303,6 +307,10 @@ def test_trained_heads_are_accepted_and_untrained_ones_are_not(folder, plain, en
     assert shares["untrained"] < 0.1
     assert shares["trained"] > 0.5
     assert engines("medusa").statistics.steps < 0.7 * engine.statistics.steps
+    always = engine.statistics.drafted_tokens
+    careful = load(folder, speculation={"kind": "medusa", "path": str(untrained), "policy": "auto"})
+    assert outcome(careful, requests) == expected
+    assert careful.statistics.drafted_tokens < always / 2
 
 
 def test_the_exactness_tests_can_fail(folder, plain, monkeypatch):
