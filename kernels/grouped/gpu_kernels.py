@@ -83,9 +83,11 @@ def multiply(
     number = x + known_token[None, :].to(tl.int64) * x_stride + (first * V.planes * V.width + place)[:, None]
     operands = (code, number, place, inputs, plane_stride, words_per_step)
     if V.grouped:
-        chain = (first * outputs + known_row)[:, None] * V.scales + tl.arange(0, V.scales)[None, :]
+        chain = tl.arange(0, V.scales)[None, :]
+        factor = scale + (first * outputs + known_row)[:, None] * V.scales + chain
+        least = minimum + (first * outputs + known_row)[:, None] * V.scales + chain
         filled = (tokens + LARGEST_TILE - 1) // LARGEST_TILE * LARGEST_TILE
-        result = sum_of_chains(first, last, operands, scale + chain, minimum + chain, outputs, terms + token, filled, V)
+        result = sum_of_chains(first, last, operands, factor, least, outputs, terms, token, filled, V)
     else:
         whole = plain_sum(first, last, operands, V)
         result = scaled_once(whole, scale, minimum, terms, known_row, known_token, token < tokens, V)
@@ -155,7 +157,7 @@ def scaled_once(total, scale, minimum, terms, row, token, known, V: tl.constexpr
 
 
 @triton.jit
-def sum_of_chains(first, last, operands, factor, least, outputs, terms, filled, V: tl.constexpr):
+def sum_of_chains(first, last, operands, factor, least, outputs, terms, token, filled, V: tl.constexpr):
     """Products over the steps, each chain of planes scaled by itself: [outputs, tokens] float32.
 
     factor, least [outputs, S]: where the scales, and the minima, of the first step stand.
@@ -182,7 +184,7 @@ def sum_of_chains(first, last, operands, factor, least, outputs, terms, filled, 
             weights = operand(words, plane, V.kind, V.numbers, V.zero, V.packed)
             if plane % V.chain == 0:
                 if V.sums or V.scaled:
-                    by_token = tl.load(terms + (step * V.scales + plane // V.chain) * filled)[None, :]
+                    by_token = tl.load(terms + (step * V.scales + plane // V.chain) * filled + token)[None, :]
                 product = tl.dot(weights, numbers, input_precision="ieee")
             else:
                 product = tl.dot(weights, numbers, product, input_precision="ieee")
