@@ -132,7 +132,7 @@ def plain_sum(first, last, operands, V: tl.constexpr):
         for plane in tl.static_range(PLANES):
             words = load_words(words, code, plane_stride, plane, V)
             numbers = load_numbers(number, place, inputs, step, plane, V)
-            weights = operand(words, plane, V.kind, V.numbers, V.zero, V.packed)
+            weights = operand(words, plane, V)
             if V.floats:
                 total += tl.dot(weights, numbers)
             else:
@@ -181,7 +181,7 @@ def sum_of_chains(first, last, operands, factor, least, outputs, terms, token, f
         for plane in tl.static_range(PLANES):
             words = load_words(words, code, plane_stride, plane, V)
             numbers = load_numbers(number, place, inputs, step, plane, V)
-            weights = operand(words, plane, V.kind, V.numbers, V.zero, V.packed)
+            weights = operand(words, plane, V)
             if plane % V.chain == 0:
                 if V.sums or V.scaled:
                     by_token = tl.load(terms + (step * V.scales + plane // V.chain) * filled + token)[None, :]

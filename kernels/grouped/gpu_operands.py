@@ -72,10 +72,12 @@ def eight_bit_floats(codes, NUMBERS: tl.constexpr):
 
 
 @triton.jit
-def operand(
-    words, PLANE: tl.constexpr, KIND: tl.constexpr, NUMBERS: tl.constexpr, ZERO: tl.constexpr, PACKED: tl.constexpr
-):
-    """A plane of a step as the matrix instructions take it: codes of a KIND beside activations of NUMBERS."""
+def operand(words, PLANE: tl.constexpr, V: tl.constexpr):
+    """A plane of a step as the matrix instructions take it: codes of V's kind beside activations of its numbers."""
+    KIND: tl.constexpr = V.kind
+    NUMBERS: tl.constexpr = V.numbers
+    ZERO: tl.constexpr = V.zero
+    PACKED: tl.constexpr = V.packed
     if KIND == "int4" and NUMBERS == "e4m3":
         numbers = nibbles_as_floats(words, PLANE, PACKED)
     elif KIND == "int4":
