@@ -4,8 +4,8 @@ import torch
 import triton
 from torch import Tensor
 
-from ..kv_format import LayerPages
-from ..kv_format.gpu import NARROWEST, stored
+from ..kv_format import LayerPages, Pages
+from ..kv_format.gpu import NARROWEST, Stored, stored
 from . import Masking
 from .gpu_choice import Tile
 from .gpu_kernels import Variant
@@ -20,8 +20,9 @@ def make_variant(
     query: Tensor, pages: LayerPages, geometry: Geometry, masking: Masking, wide: bool, tile: Tile
 ) -> Variant:
     """What the kernel is compiled for."""
-    head_dim, assembly = query.shape[2], query.device.type != "cpu"  # where the interpreter works
-    value_side = stored(pages.values.format, head_dim, False, assembly)
+    head_dim = query.shape[2]
+    key_side = _side(pages.keys, query.device, wide, keys=True)
+    value_side = _side(pages.values, query.device, wide, keys=False)
     return Variant(
         heads=query.shape[1],
         kv_heads=pages.num_kv_heads,
@@ -34,7 +35,13 @@ def make_variant(
         softcap=masking.softcap is not None,
         sinks=masking.sinks is not None,
         split=wide,
-        key_side=stored(pages.keys.format, head_dim, True, assembly),
+        key_side=key_side,
         value_side=value_side,
         raised=RAISED.get(pages.values.format.name, 0.0) if value_side.folds and query.dtype == torch.float16 else 0.0,
     )
+
+
+def _side(pages: Pages, device: torch.device, wide: bool, *, keys: bool) -> Stored:
+    """How a side is read. The interpreter knows no assembly; what int8 has takes registers that wide tiles lack."""
+    assembly = device.type != "cpu" and not (wide and pages.format.name == "int8")
+    return stored(pages.format, pages.head_dim, keys=keys, assembly=assembly, moved=not wide and not keys)

@@ -13,33 +13,20 @@ import triton.language as tl
 from torch import Tensor
 
 from . import GROUP, KVFormat, Pages, turn_width
+from .gpu_assembly import (
+    FP8_TO_BFLOAT16,
+    FP8_TO_FLOAT16,
+    HIGH_TO_BFLOAT16,
+    HIGH_TO_FLOAT16,
+    INT8_TO_BFLOAT16,
+    INT8_TO_FLOAT16,
+    LOW_TO_BFLOAT16,
+    LOW_TO_FLOAT16,
+)
 
 FP8, INT8, INT4 = tl.constexpr(2), tl.constexpr(3), tl.constexpr(4)
 GROUP_SIZE = tl.constexpr(GROUP)
 NARROWEST = 16  # of a matrix product's operand
-
-
-def _fp8_assembly(shift: int, exponent: int, kind: str) -> str:
-    """Four e4m3 codes $2 to two pairs of 16-bit numbers $0, $1: sign, then exponent and mantissa `shift` bits lower.
-
-    `exponent`: bits of the power of two that makes up for the difference of the biases.
-    """
-    low, factor = 0x00010001 * (0x7F00 >> shift), 0x00010001 * exponent
-    lines = [".reg .b32 wide, low, factor, zero;", f"mov.b32 factor, {factor:#x}; mov.b32 zero, 0x80008000;"]
-    for to, selector in (("$0", 0x1404), ("$1", 0x3424)):
-        lines += [
-            f"prmt.b32 wide, $2, 0, {selector:#x};",
-            f"shr.u32 low, wide, {shift};",
-            f"and.b32 low, low, {low:#x};",
-            "and.b32 wide, wide, 0x80008000;",
-            "or.b32 low, low, wide;",
-            f"fma.rn.{kind} {to}, low, factor, zero;",
-        ]
-    return "{ " + " ".join(lines) + " }"
-
-
-FP8_TO_BFLOAT16 = tl.constexpr(_fp8_assembly(4, 247 << 7, "bf16x2"))
-FP8_TO_FLOAT16 = tl.constexpr(_fp8_assembly(1, 23 << 10, "f16x2"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +44,7 @@ class Stored:
     turn_stages: int  # log2 of it
     turn_factor: float  # what makes a turn orthonormal, as float32
     assembly: bool  # compiled for a device, not interpreted
+    moved: bool  # numbers are made where codes are loaded, and moved to where products want them
 
     @property
     def halves(self) -> bool:
@@ -64,10 +52,10 @@ class Stored:
         return self.format == 4
 
 
-def stored(format: KVFormat, head_dim: int, turned: bool, assembly: bool) -> Stored:
-    """The constants for vectors of a format; `turned`: they are keys."""
+def stored(format: KVFormat, head_dim: int, *, keys: bool, assembly: bool, moved: bool = False) -> Stored:
+    """The constants for vectors of a format, which are keys or values."""
     width = format.width(head_dim)
-    turns = turn_width(head_dim) if turned and format.turned else 0
+    turns = turn_width(head_dim) if keys and format.turned else 0
     folds = format.scaled and (not format.packed or head_dim <= GROUP or head_dim == 2 * GROUP)
     return Stored(
         format=format.number,
@@ -81,6 +69,7 @@ def stored(format: KVFormat, head_dim: int, turned: bool, assembly: bool) -> Sto
         turn_stages=max(turns.bit_length() - 1, 0),
         turn_factor=float(np.float32(1) / np.sqrt(np.float32(max(turns, 1)))),
         assembly=assembly,
+        moved=moved,
     )
 
 
@@ -114,8 +103,19 @@ def load_scale(scales, slot, inside, place: tl.constexpr, S: tl.constexpr, MASKE
 @triton.jit
 def part_numbers(codes, scales, slot, inside, PART: tl.constexpr, dtype: tl.constexpr, S: tl.constexpr):
     """A part of the vectors as numbers of dtype: the codes alone where scales fold, else the numbers they stand for."""
+    ASSEMBLY: tl.constexpr = S.assembly and dtype.primitive_bitwidth == 16
     if S.format == FP8:
-        numbers = fp8_numbers(codes, dtype, S)
+        if ASSEMBLY:
+            numbers = four_at_once(codes, FP8_TO_BFLOAT16, FP8_TO_FLOAT16, dtype, S)
+        else:
+            numbers = fp8_numbers(codes, dtype)
+    elif S.format == INT8 and ASSEMBLY:
+        numbers = four_at_once(codes, INT8_TO_BFLOAT16, INT8_TO_FLOAT16, dtype, S)
+    elif S.format == INT4 and S.folds and ASSEMBLY:
+        if PART:
+            numbers = four_at_once(codes, HIGH_TO_BFLOAT16, HIGH_TO_FLOAT16, dtype, S)
+        else:
+            numbers = four_at_once(codes, LOW_TO_BFLOAT16, LOW_TO_FLOAT16, dtype, S)
     elif S.format == INT4:
         steps = (codes >> 4) if PART else (codes & 15)
         if S.folds:
@@ -129,21 +129,30 @@ def part_numbers(codes, scales, slot, inside, PART: tl.constexpr, dtype: tl.cons
 
 
 @triton.jit
-def fp8_numbers(codes, dtype: tl.constexpr, S: tl.constexpr):
+def four_at_once(codes, BFLOAT16: tl.constexpr, FLOAT16: tl.constexpr, dtype: tl.constexpr, S: tl.constexpr):
+    """Numbers of bytes by the instructions for either type.
+
+    Products take values key by key, while codes lie element by element, and bytes cannot be transposed on their way as
+    16-bit numbers can: made of codes already in the product's order, numbers cost a load for every byte. Assembly that
+    is said to have effects stays where the codes were loaded, in long runs.
+    """
+    STAYS: tl.constexpr = S.moved
+    if dtype == tl.bfloat16:
+        numbers = tl.inline_asm_elementwise(BFLOAT16, "=r,=r,r", [codes], tl.bfloat16, not STAYS, 4)
+    else:
+        numbers = tl.inline_asm_elementwise(FLOAT16, "=r,=r,r", [codes], tl.float16, not STAYS, 4)
+    return numbers
+
+
+@triton.jit
+def fp8_numbers(codes, dtype: tl.constexpr):
     """Numbers of e4m3 codes in bytes, exact in every dtype: bits put in place, then the exponent moved to its bias.
 
-    Conversions of the hardware lead to float16 and from there to bfloat16 number by number, and older chips have none.
     Codes that stand for NaN are not written (see the contract), and are not told from others.
     """
-    if S.assembly and dtype == tl.bfloat16:
-        numbers = tl.inline_asm_elementwise(FP8_TO_BFLOAT16, "=r,=r,r", [codes], tl.bfloat16, True, 4)
-    elif S.assembly and dtype == tl.float16:
-        numbers = tl.inline_asm_elementwise(FP8_TO_FLOAT16, "=r,=r,r", [codes], tl.float16, True, 4)
-    else:
-        wide = codes.to(tl.int32)
-        bits = ((wide & 127) << 20) | ((wide & 128) << 24)
-        numbers = (bits.to(tl.float32, bitcast=True) * 1.329227995784916e36).to(dtype)  # 2^120
-    return numbers
+    wide = codes.to(tl.int32)
+    bits = ((wide & 127) << 20) | ((wide & 128) << 24)
+    return (bits.to(tl.float32, bitcast=True) * 1.329227995784916e36).to(dtype)  # 2^120
 
 
 @triton.jit

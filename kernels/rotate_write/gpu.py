@@ -147,6 +147,6 @@ def make_variant(query: Tensor, cos: Tensor, pages: LayerPages) -> Variant:
         padded=padded,
         half=cos.shape[1],
         block_size=pages.block_size,
-        key_side=stored(pages.keys.format, width, True, assembly),
-        value_side=stored(pages.values.format, width, False, assembly),
+        key_side=stored(pages.keys.format, width, keys=True, assembly=assembly),
+        value_side=stored(pages.values.format, width, keys=False, assembly=assembly),
     )

@@ -1,11 +1,11 @@
-"""The assembly of e4m3 conversions, worked out instruction by instruction: no interpreter of Triton's runs it."""
+"""The assembly that makes numbers of codes, worked out step by step: no interpreter of Triton's runs it."""
 
 import re
 
 import pytest
 import torch
 
-from batchgen.kernels.kv_format import gpu
+from batchgen.kernels.kv_format import gpu_assembly as made
 
 
 def halves(word: int, dtype: torch.dtype) -> torch.Tensor:
@@ -20,8 +20,15 @@ def multiply_add(a: int, b: int, c: int, dtype: torch.dtype) -> int:
 
 
 def permute(a: int, b: int, selector: int) -> int:
+    """Bytes by their numbers; from 8 on the sign of one, eight times."""
     source = a.to_bytes(4, "little") + b.to_bytes(4, "little")
-    return sum(source[selector >> 4 * place & 7] << 8 * place for place in range(4))
+    source += bytes(255 * (byte >> 7) for byte in source)
+    return sum(source[selector >> 4 * place & 15] << 8 * place for place in range(4))
+
+
+def look_up(a: int, b: int, c: int, table: int) -> int:
+    """Bit by bit: what the table has for the three bits."""
+    return sum((table >> ((a >> bit & 1) << 2 | (b >> bit & 1) << 1 | c >> bit & 1) & 1) << bit for bit in range(32))
 
 
 def execute(assembly: str, word: int, dtype: torch.dtype) -> tuple[int, int]:
@@ -31,6 +38,9 @@ def execute(assembly: str, word: int, dtype: torch.dtype) -> tuple[int, int]:
         "mov": lambda a: a,
         "prmt": permute,
         "shr": lambda a, b: a >> b,
+        "shl": lambda a, b: a << b,
+        "xor": lambda a, b: a ^ b,
+        "lop3": look_up,
         "and": lambda a, b: a & b,
         "or": lambda a, b: a | b,
         "fma": lambda a, b, c: multiply_add(a, b, c, dtype),
@@ -45,15 +55,38 @@ def execute(assembly: str, word: int, dtype: torch.dtype) -> tuple[int, int]:
     return registers["$0"], registers["$1"]
 
 
-@pytest.mark.parametrize(
-    ("assembly", "dtype"), [(gpu.FP8_TO_BFLOAT16, torch.bfloat16), (gpu.FP8_TO_FLOAT16, torch.float16)], ids=str
-)
-def test_every_code_becomes_its_number(assembly, dtype: torch.dtype) -> None:
-    codes = [code for code in range(256) if code & 127 != 127]  # NaN is not written
-    codes += codes[:2]
-    for first in range(0, len(codes), 4):
-        four = codes[first : first + 4]
-        word = int.from_bytes(bytes(four), "little")
-        got = torch.cat([halves(register, dtype) for register in execute(assembly.value, word, dtype)])
-        expected = torch.tensor(four, dtype=torch.uint8).view(torch.float8_e4m3fn).to(dtype)
-        assert torch.equal(got.view(torch.int16), expected.view(torch.int16))
+def numbers_of(codes: list[int], assembly: str, dtype: torch.dtype) -> torch.Tensor:
+    """The codes four at a time; a multiple of four."""
+    words = [int.from_bytes(bytes(codes[first : first + 4]), "little") for first in range(0, len(codes), 4)]
+    return torch.cat([halves(register, dtype) for word in words for register in execute(assembly, word, dtype)])
+
+
+BYTES = [*range(256), *range(255, -1, -1), *range(0, 256, 3), 0, 255]  # in other company each time
+PLAIN = [code for code in BYTES if code & 127 != 127]  # NaN is not written
+NUMBERS = {
+    "fp8": (PLAIN[: len(PLAIN) // 4 * 4], lambda codes: codes.view(torch.float8_e4m3fn).float()),
+    "int8": (BYTES, lambda codes: codes.view(torch.int8)),
+    "low": (BYTES, lambda codes: codes & 15),
+    "high": (BYTES, lambda codes: codes >> 4),
+}
+ASSEMBLY = {
+    ("fp8", torch.bfloat16): made.FP8_TO_BFLOAT16,
+    ("fp8", torch.float16): made.FP8_TO_FLOAT16,
+    ("int8", torch.bfloat16): made.INT8_TO_BFLOAT16,
+    ("int8", torch.float16): made.INT8_TO_FLOAT16,
+    ("low", torch.bfloat16): made.LOW_TO_BFLOAT16,
+    ("low", torch.float16): made.LOW_TO_FLOAT16,
+    ("high", torch.bfloat16): made.HIGH_TO_BFLOAT16,
+    ("high", torch.float16): made.HIGH_TO_FLOAT16,
+}
+
+
+@pytest.mark.parametrize(("kind", "dtype"), ASSEMBLY, ids=str)
+def test_every_code_becomes_its_number(kind: str, dtype: torch.dtype) -> None:
+    codes, meaning = NUMBERS[kind]
+    got = numbers_of(codes, ASSEMBLY[kind, dtype].value, dtype)
+    expected = meaning(torch.tensor(codes, dtype=torch.uint8)).to(dtype)
+    assert len(got) == len(expected)
+    if kind == "fp8":
+        assert torch.equal(got.view(torch.int16), expected.view(torch.int16)), "zeros keep their signs"
+    assert torch.equal(got, expected)
