@@ -200,6 +200,7 @@ def check(launch: Launch, capability: int, wide: bool) -> None:
         assert program.matrix_instructions()
     else:
         assert program.matrix_instructions(80)
+        assert not program.byte_loads()
     assert program.wide_loads() >= 8
 
 

@@ -66,6 +66,10 @@ class Program:
         """Products and sums of float32 that are rounded once."""
         return len(re.findall(r"\bfma\.rn\.(?:ftz\.)?f32", self.ptx))
 
+    def byte_loads(self) -> int:
+        """Loads of single bytes from shared memory: codes that were not made numbers before they were transposed."""
+        return len(re.findall(r"ld\.shared[\w.:]*\.[bsu]8\b", self.ptx))
+
     def wide_loads(self) -> int:
         """Loads and asynchronous copies of 8 or 16 bytes a thread."""
         vector = r"ld\.global[\w.:]*\.v[24]\.b(32|64)|cp\.async\.c[ag]\.[^;]*, 0x(8|10)(?![0-9a-f])"
