@@ -6,6 +6,7 @@ Knows decoders and kernels; the constants it finds are kept by who asks for them
 import time
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import cycle
 
 import numpy as np
@@ -153,7 +154,7 @@ def random_decoder(
     plan = dense_weights(small)
     reader = RandomReader({name: place.shape for name, place in plan.places.items()})
     parts, _ = load_parts(reader, plan, False, Target(weight_format(weights, kernels, dtype, device), dtype, device))
-    rows = parts.vector("embedding").__getitem__
+    rows = partial(kernels.take_rows, parts.vector("embedding"))
     return Decoder(small, parts, parts.linear("head"), kernels, Embedding(rows, dtype, device))
 
 

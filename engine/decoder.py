@@ -102,9 +102,10 @@ class Decoder:
         self.spec = spec
         self.device, self.dtype = embedding.device, embedding.dtype
         self.rounding: dict[str, float] = {}
+        self._kernels = kernels
         self._embedding = embedding
         self._head = head
-        self._rope = Rope(spec.rope, spec.context_length, embedding.device)
+        self._rope = Rope(spec.rope, spec.context_length, embedding.device, kernels)
         build = _Builder(spec, parts, kernels)
         self._layers = [(build.attention(index), build.mlp(index)) for index in range(spec.num_layers)]
         self._norm = build.norm("norm")
@@ -133,7 +134,7 @@ class Decoder:
         for index, ((attention, mlp), next_norm) in enumerate(zip(layers, next_norms, strict=True)):
             attended = attention(normed, batch, rotary, pages.layer(index))
             if index == num_layers - 1:  # behind the last keys and values only these rows matter
-                residual, attended = residual[batch.sampled], attended[batch.sampled]
+                residual, attended = (self._kernels.take_rows(x, batch.sampled) for x in (residual, attended))
             normed = next_norm.after(residual, mlp(mlp.norm.after(residual, attended)))
         return normed
 
@@ -217,7 +218,7 @@ def load_decoder(
     target = Target(weight_format(weights, kernels, dtype, device), dtype, device)
     parts, tied = load_parts(checkpoint.reader, family.weights(spec), spec.tied, target)
     head = parts.linear("head")
-    rows = head.rows if tied else parts.vector("embedding").__getitem__
+    rows = head.rows if tied else partial(kernels.take_rows, parts.vector("embedding"))
     decoder = Decoder(spec, parts, head, kernels, Embedding(rows, dtype, device))
     decoder.rounding = target.weights.rounding()
     return decoder

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ..kernels.native.library import available, open_library
+from ..kernels.native.tape import Memory, NotRecordableError, Tape
 from .batch import Batch
 from .kv import KVPages
 
@@ -50,10 +52,20 @@ class Eager:
 EAGER = Eager()
 
 
-class Recorder(Protocol):
-    """Runs a call and makes a recording of it; what is returned runs it again, on the same memory."""
+Replay = Callable[[int], Tensor]  # of so many rows at least, from the first on
 
-    def record(self, call: Callable[[], Tensor]) -> Callable[[], Tensor]: ...
+
+class Recorder(Protocol):
+    """Makes recordings of calls, which run them again on the same memory. A call may, but need not be run for it."""
+
+    @property
+    def scrap_blocks(self) -> int:
+        """Blocks of the pages that rows of padding write to."""
+        ...
+
+    def record(self, call: Callable[[], Tensor]) -> Replay:
+        """Raises NotRecordableError for what cannot be recorded."""
+        ...
 
 
 class CudaRecorder:
@@ -62,11 +74,13 @@ class CudaRecorder:
     On one, because libraries keep scratch memory for every stream; and on its own: that of torch is the first device's.
     """
 
+    scrap_blocks = 1
+
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         self._aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def record(self, call: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def record(self, call: Callable[[], Tensor]) -> Replay:
         current, aside = torch.cuda.current_stream(), self._aside
         aside.wait_stream(current)
         try:
@@ -79,8 +93,28 @@ class CudaRecorder:
         with torch.cuda.stream(current), captured:  # a capture that fails may leave its own stream the current one
             out = call()
 
-        def replay() -> Tensor:
+        def replay(count: int) -> Tensor:
             graph.replay()
+            return out
+
+        return replay
+
+
+class NativeRecorder:
+    """Tapes of the native library: one call for the hundreds of a step. They play the rows there are, no padding."""
+
+    scrap_blocks = 0
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._memory = Memory()
+
+    def record(self, call: Callable[[], Tensor]) -> Replay:
+        tape = Tape(self._memory)
+        out = tape.record(call)
+
+        def replay(count: int) -> Tensor:
+            tape.play(self._library, count)
             return out
 
         return replay
@@ -116,22 +150,22 @@ class Recurrence:
 
 @dataclass(slots=True)
 class Recording:
-    """A forward pass of `size` rows over buffers of its own. `scrap`: the slot that rows of padding write to."""
+    """A forward pass of some rows over buffers of its own. `scrap`: the slot that rows of padding write to."""
 
     batch: Batch
     scrap: int
-    replay: Callable[[], Tensor]
+    replay: Replay
 
     def fits(self, batch: Batch) -> bool:
         """The attention of this step can be laid out where the recorded one was."""
-        return all(layout.sizes.holds(fresh.tasks.sizes) for layout, fresh in _layouts(self.batch, batch))
+        return all(layout.holds(fresh) for layout, fresh in _layouts(self.batch, batch))
 
     def run(self, batch: Batch) -> Tensor:
         """The states of the batch's rows."""
         for layout, fresh in _layouts(self.batch, batch):
             layout.refill(fresh)
         fill(self.batch, batch, self.scrap)
-        return self.replay()[: len(batch.tokens)]
+        return self.replay(len(batch.tokens))[: len(batch.tokens)]
 
 
 def _layouts(recorded: Batch, batch: Batch) -> Iterator[tuple[Any, Any]]:
@@ -162,16 +196,16 @@ def fill(static: Batch, batch: Batch, scrap: int) -> None:
 class Recorded:
     """Records steps in which every token is sampled from, as in decoding; any other step is launched kernel by kernel.
 
-    Rows of padding write to the last block of the pages. A size that there is no memory to record is not tried again.
+    Rows of padding write to the last block of the pages. What cannot be recorded, or has no memory to be, is not tried
+    again.
     """
-
-    scrap_blocks = 1
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
+        self.scrap_blocks = recorder.scrap_blocks
         self._recurrence = Recurrence()
         self._recordings: dict[Hashable, Recording] = {}
-        self._without_room: set[Hashable] = set()
+        self._refused: set[Hashable] = set()
 
     def forward(self, model: Model, batch: Batch, pages: KVPages) -> Tensor:
         count = len(batch.tokens)
@@ -181,15 +215,19 @@ class Recorded:
         recurs, known = self._recurrence.recurs(key), self._recordings.get(key)
         if known is not None and known.fits(batch):
             return known.run(batch)
-        if not recurs or key in self._without_room:
+        if not recurs or key in self._refused:
             return model.forward(batch, pages)
         try:
             self._recordings[key] = made = self._record(model, batch, pages, padded_size(count), known)
+        except NotRecordableError as error:
+            log.debug("steps of %d rows are not recorded: %s", count, error)
+            self._refused.add(key)
+            return model.forward(batch, pages)
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
             log.warning("no memory to record steps of %d rows, which run slower; lower engine.memory", count)
-            self._without_room.add(key)
+            self._refused.add(key)
             return model.forward(batch, pages)
         for old in self._recurrence.surplus(self._recordings):
             del self._recordings[old]
@@ -199,7 +237,7 @@ class Recorded:
         """Records the batch; what an earlier recording of its size had room for, this one has too."""
         if known is not None:
             for layout, fresh in _layouts(known.batch, batch):
-                fresh.sizes = type(fresh.sizes)(*map(max, layout.sizes.counts(), fresh.sizes.counts()))
+                fresh.widen(layout)
         scrap = (pages.num_blocks - 1) * pages.block_size
         static = static_batch(batch, size, scrap)
         return Recording(static, scrap, self._recorder.record(lambda: model.forward(static, pages)))
@@ -212,5 +250,11 @@ def out_of_memory(error: BaseException | None) -> bool:
     return error is not None
 
 
+def host_executor() -> Executor:
+    """On tapes of the best native library; without one every op is torch's."""
+    sets = available()
+    return Recorded(NativeRecorder(open_library(sets[0]))) if sets else EAGER
+
+
 # By kind of device.
-EXECUTORS: dict[str, Callable[[], Executor]] = {"cpu": lambda: EAGER, "cuda": lambda: Recorded(CudaRecorder())}
+EXECUTORS: dict[str, Callable[[], Executor]] = {"cpu": host_executor, "cuda": lambda: Recorded(CudaRecorder())}

@@ -52,19 +52,20 @@ class DenseLinear:
     def __init__(self, kernels: Kernels, weight: Tensor, bias: Tensor | None) -> None:
         self._kernels = kernels
         self._packed = kernels.pack_dense(weight, bias)
+        self._dtype = weight.dtype
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._kernels.linear(x, self._packed)
 
     def rows(self, index: Tensor) -> Tensor:
-        values: Tensor = self._packed.values(index)
-        return values
+        return self._kernels.weight_rows(self._packed, index, self._dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class QuantisedLinear:
-    """A packed weight and the op that multiplies by it; `bias` [outputs] float32."""
+    """A packed weight and the op of the table that multiplies by it; `bias` [outputs] float32."""
 
+    kernels: Kernels
     op: Callable[[Tensor, Any, Tensor | None, torch.dtype], Tensor]
     packed: Any  # what the table's pack_int8 or pack_int4 made
     bias: Tensor | None
@@ -76,10 +77,8 @@ class QuantisedLinear:
         return self.op(x if self.order is None else x[:, self.order], self.packed, self.bias, self.result)
 
     def rows(self, index: Tensor) -> Tensor:
-        values: Tensor = self.packed.values(index)
-        if self.order is not None:
-            values = values[:, self.order.argsort()]
-        return values.to(self.dtype)
+        values = self.kernels.weight_rows(self.packed, index, self.dtype)
+        return values if self.order is None else values[:, self.order.argsort()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from batchgen.kernels import Kernels
+
 from .spec import RopeSpec
 
 Frequencies = tuple[Tensor, float]  # [width / 2] float32 radians per position, and the factor on cos and sin
@@ -21,10 +23,12 @@ class Rope:
     together, so that the keys of a row never change under it. Rows with different choices share no prefix.
     """
 
-    def __init__(self, spec: RopeSpec, context: int, device: torch.device) -> None:
+    def __init__(self, spec: RopeSpec, context: int, device: torch.device, kernels: Kernels) -> None:
         self._spec = spec
         self._context = context
         tables = [self._table(length) for length in _choice_lengths(spec, context)]
+        self._kernels = kernels
+        self._choices = len(tables)
         self._cos = torch.cat([cos for cos, _ in tables]).to(device)
         self._sin = torch.cat([sin for _, sin in tables]).to(device)
 
@@ -34,8 +38,8 @@ class Rope:
 
     def rows(self, positions: Tensor, choice: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin, [T, width / 2] float32, of positions [T] under the choices [T]."""
-        index = positions + choice * self._context
-        return self._cos[index], self._sin[index]
+        index = positions if self._choices == 1 else positions + choice * self._context
+        return self._kernels.take_rows(self._cos, index), self._kernels.take_rows(self._sin, index)
 
     def _table(self, length: int) -> tuple[Tensor, Tensor]:
         frequencies, factor = rope_frequencies(self._spec, length)

@@ -50,6 +50,11 @@ class Kernels(Protocol):
 
     def linear(self, x: "Tensor", weight: Any) -> "Tensor": ...
 
+    def weight_rows(self, weight: Any, index: "Tensor", dtype: "torch.dtype") -> "Tensor":
+        """Rows [T] of a weight that this table packed, [T, H] in `dtype`: a tied head as an embedding."""
+
+    def take_rows(self, table: "Tensor", index: "Tensor") -> "Tensor": ...
+
     def rounding(self, weight: "Int8Weight | Int4Weight | Fp8Weight") -> "Rounding":
         """How this table rounds the activations that are multiplied with such a weight."""
 

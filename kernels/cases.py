@@ -13,6 +13,7 @@ from .rotate_write import cases as rotate_write
 from .rotate_write import gpu_cases as rotate_write_gpu
 from .sampling import cases as sampling
 from .swiglu import cases as swiglu
+from .take_rows import cases as take_rows
 from .token_mask import cases as token_mask
 
 OPS: tuple[Op, ...] = (
@@ -29,6 +30,7 @@ OPS: tuple[Op, ...] = (
     attention_formats.OP,
     *sampling.OPS,
     token_mask.OP,
+    take_rows.OP,
 )
 # Sizes of real steps, for the benchmark.
 LARGE: tuple[Op, ...] = (

@@ -41,11 +41,16 @@ from .sampling import native as native_sampling
 from .sampling.reference import finite, logprobs, penalise, sample
 from .swiglu import native as native_swiglu
 from .swiglu.reference import swiglu
+from .take_rows import native as native_take_rows
+from .take_rows.reference import take_rows
 from .token_mask import native as native_token_mask
 from .token_mask.reference import mask
 from .tuned import read_tuned, tuned_file
 
 log = logging.getLogger(__name__)
+
+# By kind of packed weight: the entry of the library that gives rows back.
+ROWS = {Panels: "batchgen_panel_rows", DensePanels: "batchgen_dense_rows", Fp8Panels: "batchgen_fp8_rows"}
 
 
 class ReferenceKernels:
@@ -70,6 +75,13 @@ class ReferenceKernels:
 
     def linear(self, x: Tensor, weight: Any) -> Tensor:
         return linear(x, weight)
+
+    def weight_rows(self, weight: Any, index: Tensor, dtype: torch.dtype) -> Tensor:
+        values: Tensor = weight.values(index)
+        return values.to(dtype)
+
+    def take_rows(self, table: Tensor, index: Tensor) -> Tensor:
+        return take_rows(table, index)
 
     def rounding(self, weight: Int8Weight | Int4Weight | Fp8Weight) -> Rounding:
         if isinstance(weight, Fp8Weight):
@@ -165,6 +177,14 @@ class NativeKernels(ReferenceKernels):
 
     def attention(self, query: Tensor, pages: LayerPages, plan: Any, masking: Masking) -> Tensor:
         return native_attention.attention(self._library, query, pages, plan, masking)
+
+    def weight_rows(self, weight: Any, index: Tensor, dtype: torch.dtype) -> Tensor:
+        if type(weight) not in ROWS:
+            return super().weight_rows(weight, index, dtype)
+        return native_panels.expand_rows(getattr(self._library, ROWS[type(weight)]), weight, index, dtype)
+
+    def take_rows(self, table: Tensor, index: Tensor) -> Tensor:
+        return native_take_rows.take_rows(self._library, table, index)
 
     def pack_dense(self, weight: Tensor, bias: Tensor | None) -> DensePanels | DenseWeight:
         if weight.dtype == torch.bfloat16:

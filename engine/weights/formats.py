@@ -147,10 +147,10 @@ class QuantisedBuilder:
         bias = None if self._bias is None else self._bias[row : row + weight.shape[0]]
         result = torch.float32 if self._part == HEAD else dtype
         if isinstance(weight, Int8Weight):
-            return QuantisedLinear(kernels.linear_int8, kernels.pack_int8(weight), bias, order, dtype, result)
+            return QuantisedLinear(kernels, kernels.linear_int8, kernels.pack_int8(weight), bias, order, dtype, result)
         if isinstance(weight, Fp8Weight):
-            return QuantisedLinear(kernels.linear_fp8, kernels.pack_fp8(weight), bias, order, dtype, result)
-        return QuantisedLinear(kernels.linear_int4, kernels.pack_int4(weight), bias, order, dtype, result)
+            return QuantisedLinear(kernels, kernels.linear_fp8, kernels.pack_fp8(weight), bias, order, dtype, result)
+        return QuantisedLinear(kernels, kernels.linear_int4, kernels.pack_int4(weight), bias, order, dtype, result)
 
 
 def placed(weight: QuantisedWeight, device: torch.device) -> QuantisedWeight:

@@ -62,9 +62,9 @@ void merge(const Plan& plan, const Call& call, const Partials<Q>& partials, int6
 
 // The queries, turned as the keys are: [T, Q, D].
 template <class Q>
-void turn_queries(const Call& call, int64_t num_tokens, Q* out) {
+void turn_queries(const Call& call, Q* out) {
     const int width = int(call.head_dim);
-    parallel_parts(num_tokens, 16384 / (call.num_heads * width) + 1, [&](int64_t begin, int64_t end) {
+    parallel_parts(call.tokens, 16384 / (call.num_heads * width) + 1, [&](int64_t begin, int64_t end) {
         alignas(64) float x[MAX_HEAD_DIM + WIDTH];
         for (int64_t row = begin * call.num_heads; row < end * call.num_heads; ++row) {
             const Q* from = static_cast<const Q*>(call.query) + row / call.num_heads * call.query_stride +
@@ -98,13 +98,13 @@ void attend(const Plan& plan, const Call& call, char* memory) {
 }
 
 template <class Q>
-void attention(const Plan& plan, Call call, int64_t num_tokens) {
+void attention(const Plan& plan, Call call) {
     const int64_t partials = plan.num_partials * call.num_heads * (call.head_dim * sizeof(Q) + 2 * sizeof(float));
-    const int64_t queries = call.turned ? num_tokens * call.num_heads * call.head_dim * sizeof(Q) : 0;
+    const int64_t queries = call.turned ? call.tokens * call.num_heads * call.head_dim * sizeof(Q) : 0;
     char* memory = room<ForPartials>(queries + partials);
     if (call.turned) {
         Q* turned = reinterpret_cast<Q*>(memory);
-        turn_queries(call, num_tokens, turned);
+        turn_queries(call, turned);
         call.query = turned, call.query_stride = call.num_heads * call.head_dim, call.query_head_stride = call.head_dim;
     }
     attend<Q>(plan, call, memory + queries);
@@ -113,8 +113,8 @@ void attention(const Plan& plan, Call call, int64_t num_tokens) {
 }  // namespace
 }  // namespace batchgen
 
-BATCHGEN_EXPORT void batchgen_attention(const batchgen::Plan* plan, const batchgen::Call* call, int64_t num_tokens) {
+BATCHGEN_EXPORT void batchgen_attention(const batchgen::Call* call) {
     using namespace batchgen;
-    if (call->query_bfloat16) attention<bfloat16>(*plan, *call, num_tokens);
-    else attention<float>(*plan, *call, num_tokens);
+    if (call->query_bfloat16) attention<bfloat16>(*call->plan, *call);
+    else attention<float>(*call->plan, *call);
 }

@@ -39,6 +39,8 @@ struct Stored {
 };
 
 struct Call {
+    int64_t tokens;
+    const Plan* plan;
     const void* query;
     void* out;
     Stored keys, values;

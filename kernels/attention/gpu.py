@@ -7,7 +7,7 @@ A CUDA graph is captured around `attention` after one run with the same plan. To
 
     for geometry, held in held_plan.layouts.items():
         made = new_plan.laid_out(geometry)               on the host, no copy
-        if held.sizes.holds(made.tasks.sizes):           `sizes` is hashable; equal sizes always fit
+        if held.holds(made):                             equal sizes always fit
             held.refill(made)                            on the graph's stream, before the replay
 
 One copy from pinned memory; no address and no grid changes. Rows of query behind the last one of the items come out
@@ -47,9 +47,17 @@ class Layout:
             self._table = _staged(self.tasks.table(self.sizes), device).to(device, non_blocking=True)
         return self._table
 
+    def holds(self, layout: "Layout") -> bool:
+        """The tasks of another step fit in the place of these."""
+        return self.sizes.holds(layout.tasks.sizes)
+
+    def widen(self, layout: "Layout") -> None:
+        """Before any layer has run: makes as much room as another layout has."""
+        self.sizes = type(self.sizes)(*map(max, layout.sizes.counts(), self.sizes.counts()))
+
     def refill(self, layout: "Layout") -> None:
         """Puts the tasks of another step in the place of these. Raises ValueError when they do not fit or none ran."""
-        if self._table is None or not self.sizes.holds(layout.tasks.sizes) or self.geometry != layout.geometry:
+        if self._table is None or not self.holds(layout) or self.geometry != layout.geometry:
             raise ValueError(f"attention: a step of {layout.tasks.sizes} does not fit a layout of {self.sizes}")
         self.tasks = layout.tasks
         self._table.copy_(_staged(self.tasks.table(self.sizes), self._table.device), non_blocking=True)

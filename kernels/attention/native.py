@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ..kv_format import MAX_NATIVE_HEAD_DIM, NATIVE, LayerPages, Pages
-from ..native.library import NUMBERS, arguments
+from ..native.library import NUMBERS
+from ..native.tape import empty, run
 from . import AttentionItems, Ints, Masking, reference
 from .tasks import MAX_LANES, Heads, Tasks, expand, make_tasks, split
 
@@ -31,7 +32,8 @@ class _Stored(ctypes.Structure):
 
 class _Call(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("query", "out")),
+        ("tokens", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("plan", "query", "out")),
         *((name, _Stored) for name in ("keys", "values")),
         *((name, ctypes.c_int64) for name in ("query_stride", "query_head_stride")),
         *((name, ctypes.c_int64) for name in ("num_heads", "num_kv_heads", "head_dim", "head_step", "block_step")),
@@ -41,12 +43,21 @@ class _Call(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Layout:
-    """The arrays a C plan points to."""
+    """A C plan, which keeps its place, and the arrays it points to."""
 
     plan: _Plan
     arrays: tuple[Ints, ...]
+
+    def holds(self, layout: "Layout") -> bool:
+        """Any other fits in its place."""
+        return True
+
+    def refill(self, layout: "Layout") -> None:
+        """Puts the tasks of another step in the place of these."""
+        ctypes.memmove(ctypes.byref(self.plan), ctypes.byref(layout.plan), ctypes.sizeof(_Plan))
+        self.arrays = layout.arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +69,10 @@ class NativePlan:
     reference: reference.AttentionPlan  # for dtypes the library lacks
     layouts: dict[Heads, Layout] = field(default_factory=dict)
 
-    def layout(self, heads: Heads, threads: int) -> Layout:
+    def laid_out(self, heads: Heads) -> Layout:
+        """The layout for layers with such heads. Raises ValueError when a query sees no key."""
         if heads not in self.layouts:
-            tasks = make_tasks(self.items, self.block_size, heads, threads)
+            tasks = make_tasks(self.items, self.block_size, heads, torch.get_num_threads())
             self.layouts[heads] = _make_layout(self.items, tasks, self.block_size, heads.num_kv_heads)
         return self.layouts[heads]
 
@@ -85,11 +97,12 @@ def attention(library: Any, query: Tensor, pages: LayerPages, plan: NativePlan, 
         raise ValueError(f"attention: {heads}, native kernels take {MAX_LANES} to one at most")
     if query.stride(2) != 1:
         query = query.contiguous()
-    out = torch.empty(query.shape, dtype=query.dtype)
+    out = empty(query.shape, query.dtype)
     if num_tokens == 0:
         return out
-    layout = plan.layout(Heads(num_heads // num_kv_heads, num_kv_heads, head_dim), torch.get_num_threads())
+    layout = plan.laid_out(Heads(num_heads // num_kv_heads, num_kv_heads, head_dim))
     call = _Call(
+        *(num_tokens, ctypes.addressof(layout.plan)),
         *(query.data_ptr(), out.data_ptr(), _stored(pages.keys), _stored(pages.values)),
         *(query.stride(0), query.stride(1)),
         *(num_heads, num_kv_heads, head_dim, pages.head_step, pages.block_step),
@@ -97,7 +110,7 @@ def attention(library: Any, query: Tensor, pages: LayerPages, plan: NativePlan, 
         *(masking.scale, masking.softcap or 0.0),
         None if masking.sinks is None else masking.sinks.data_ptr(),
     )
-    library.batchgen_attention(ctypes.byref(layout.plan), ctypes.byref(call), *arguments(num_tokens))
+    run(library.batchgen_attention, call)
     return out
 
 

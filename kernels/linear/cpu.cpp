@@ -70,6 +70,15 @@ void multiply(const Weight& weight, const Call& call) {
 }  // namespace
 }  // namespace batchgen
 
-BATCHGEN_EXPORT void batchgen_linear(const batchgen::Weight* weight, const batchgen::Call* call) {
-    batchgen::multiply(*weight, *call);
+BATCHGEN_EXPORT void batchgen_linear(const batchgen::Call* call) {
+    batchgen::multiply(*static_cast<const batchgen::Weight*>(call->weight), *call);
+}
+
+BATCHGEN_EXPORT void batchgen_dense_rows(const batchgen::RowsCall* call) {
+    using namespace batchgen;
+    const Weight& weight = *static_cast<const Weight*>(call->weight);
+    each_row(*call, weight.inputs, [&](int64_t row, float* numbers) {
+        const uint16_t* from = weight.numbers + (row / OUTPUTS * weight.pairs() * OUTPUTS + row % OUTPUTS) * 2;
+        for (int64_t i = 0; i < weight.inputs; ++i) numbers[i] = to_float(bfloat16{from[i / 2 * PAIR + i % 2]});
+    });
 }

@@ -134,9 +134,27 @@ void multiply(const Weight& weight, const Call& call) {
     });
 }
 
+// The numbers of an output.
+void expand_row(const Weight& weight, int64_t row, float* numbers) {
+    const int64_t panel = row / OUTPUTS, lane = row % OUTPUTS;
+    const float* scale = weight.scale + panel * weight.groups * OUTPUTS + lane;
+    for (int64_t pair = 0; pair < weight.pairs(); ++pair) {
+        uint16_t both[PAIR];
+        store_pair(both, decode(weight.codes + (panel * weight.pairs() + pair) * PAIR));
+        for (int64_t i = 2 * pair; i < std::min(2 * pair + 2, weight.inputs); ++i)
+            numbers[i] = to_float(bfloat16{both[lane * 2 + i % 2]}) * scale[i / weight.group * OUTPUTS];
+    }
+}
+
 }  // namespace
 }  // namespace batchgen
 
-BATCHGEN_EXPORT void batchgen_linear_fp8(const batchgen::Weight* weight, const batchgen::Call* call) {
-    batchgen::multiply(*weight, *call);
+BATCHGEN_EXPORT void batchgen_linear_fp8(const batchgen::Call* call) {
+    batchgen::multiply(*static_cast<const batchgen::Weight*>(call->weight), *call);
+}
+
+BATCHGEN_EXPORT void batchgen_fp8_rows(const batchgen::RowsCall* call) {
+    using namespace batchgen;
+    const Weight& weight = *static_cast<const Weight*>(call->weight);
+    each_row(*call, weight.inputs, [&](int64_t row, float* numbers) { expand_row(weight, row, numbers); });
 }

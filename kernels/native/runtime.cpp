@@ -168,6 +168,23 @@ BATCHGEN_EXPORT void batchgen_use_threads(void* parallel, void* max_threads) {
 // The digest of the sources that the library was built from, see sources.py.
 BATCHGEN_EXPORT const char* batchgen_sources() { return BATCHGEN_SOURCES; }
 
+namespace batchgen {
+
+// A call put down, see tape.py: its structure begins with the number of tokens.
+struct Entry {
+    void (*function)(void* call);
+    int64_t* call;
+};
+
+}  // namespace batchgen
+
+BATCHGEN_EXPORT void batchgen_play(const batchgen::Entry* entries, int64_t count, int64_t tokens) {
+    for (int64_t index = 0; index < count; ++index) {
+        *entries[index].call = tokens;
+        entries[index].function(entries[index].call);
+    }
+}
+
 BATCHGEN_EXPORT int batchgen_num_threads() { return batchgen::num_threads(); }
 
 // How many parts of a loop with one for each thread are under way at once. Each waits for the others, a second at most.

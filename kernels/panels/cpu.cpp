@@ -239,9 +239,36 @@ void multiply(const Weight& weight, const Call& call) {
     });
 }
 
+// --- rows of a weight ------------------------------------------------------------------------------------------------
+
+struct ForScales;
+
+// The numbers of an output, turned back where the weight is turned.
+void expand_row(const Weight& weight, int64_t row, float* numbers) {
+    const int64_t panel = row / OUTPUTS, lane = row % OUTPUTS, floats = weight.groups * OUTPUTS;
+    float* space = reinterpret_cast<float*>(room<ForScales>(2 * floats * int64_t(sizeof(float))));
+    const float* scale = as_floats(weight, weight.scale, panel, 1, space);
+    const float* minimum = as_floats(weight, weight.minimum, panel, 1, space + floats);
+    const uint8_t* codes = weight.codes + panel * weight.panel_bytes() + lane * 4;
+    for (int64_t i = 0; i < weight.inputs; ++i) {
+        const int64_t quad = i / 4, group = i / weight.group * OUTPUTS + lane;
+        const int64_t code = weight.bits == 8 ? codes[quad * QUAD_BYTES + i % 4]
+                                              : codes[quad / 2 * QUAD_BYTES + i % 4] >> (quad % 2 * 4) & 15;
+        numbers[i] = scale[group] * float(code - weight.zero) + (minimum ? minimum[group] : 0.0f);
+    }
+    if (weight.turned)
+        for (int64_t at = 0; at < weight.inputs; at += TURNED) turn_block<TURNED>(numbers + at, numbers + at);
+}
+
 }  // namespace
 }  // namespace batchgen
 
-BATCHGEN_EXPORT void batchgen_panels(const batchgen::Weight* weight, const batchgen::Call* call) {
-    batchgen::multiply(*weight, *call);
+BATCHGEN_EXPORT void batchgen_panels(const batchgen::Call* call) {
+    batchgen::multiply(*static_cast<const batchgen::Weight*>(call->weight), *call);
+}
+
+BATCHGEN_EXPORT void batchgen_panel_rows(const batchgen::RowsCall* call) {
+    using namespace batchgen;
+    const Weight& weight = *static_cast<const Weight*>(call->weight);
+    each_row(*call, weight.inputs, [&](int64_t row, float* numbers) { expand_row(weight, row, numbers); });
 }

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "../native/parallel.h"
+#include "../native/scratch.h"
 #include "../native/simd.h"
 
 namespace batchgen {
@@ -26,11 +27,40 @@ constexpr int TILE_TOKENS = 1, TILE_PANELS = 1;
 
 // A batch and where its products go, as Python lays them out; the fields stand in the same order in native.py.
 struct Call {
+    int64_t tokens;
+    const void* weight;
     const void* x;
     const float* bias;  // or null
     void* out;
-    int64_t tokens, x_stride, out_stride, x_bfloat16, out_bfloat16;
+    int64_t x_stride, out_stride, x_bfloat16, out_bfloat16;
 };
+
+// Rows of a weight that are wanted as numbers, [tokens, inputs].
+struct RowsCall {
+    int64_t tokens;
+    const void* weight;
+    const int64_t* index;
+    void* out;
+    int64_t out_bfloat16;
+};
+
+// expand(row, numbers) for every row that is wanted, into `inputs` floats and up to a vector beyond, then stored.
+template <class Expand>
+void each_row(const RowsCall& call, int64_t inputs, const Expand& expand) {
+    parallel_parts(call.tokens, LEAST_NUMBERS / inputs + 1, [&](int64_t begin, int64_t end) {
+        float* numbers = reinterpret_cast<float*>(room<struct ForRow>((inputs + 2 * WIDTH) * int64_t(sizeof(float))));
+        for (int64_t token = begin; token < end; ++token) {
+            expand(call.index[token], numbers);
+            const auto put = [&](auto* out) {
+                int64_t at = 0;
+                for (; at + WIDTH <= inputs; at += WIDTH) store(out + at, load(numbers + at));
+                if (at < inputs) store_part(out + at, load(numbers + at), int(inputs - at));
+            };
+            if (call.out_bfloat16) put(static_cast<bfloat16*>(call.out) + token * inputs);
+            else put(static_cast<float*>(call.out) + token * inputs);
+        }
+    });
+}
 
 // A float for each output of a panel.
 struct Values {

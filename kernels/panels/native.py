@@ -17,6 +17,7 @@ from torch.nn import functional
 from ..linear_int4 import Int4Weight, unpacked
 from ..linear_int8 import Int8Weight
 from ..native.memory import LargePages
+from ..native.tape import empty, run
 from . import OUTPUTS, segment_of
 from .reference import dequantise, turned_weight
 
@@ -34,11 +35,22 @@ class _Weight(ctypes.Structure):
 
 
 class Call(ctypes.Structure):
-    """A batch and where its products go; the fields stand in the same order in the .cpp files."""
+    """A batch and where its products go; the fields stand in the same order in frame.h."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "bias", "out")),
-        *((name, ctypes.c_int64) for name in ("tokens", "x_stride", "out_stride", "x_bfloat16", "out_bfloat16")),
+        ("tokens", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("weight", "x", "bias", "out")),
+        *((name, ctypes.c_int64) for name in ("x_stride", "out_stride", "x_bfloat16", "out_bfloat16")),
+    )
+
+
+class RowsCall(ctypes.Structure):
+    """Rows of a weight; the fields stand in the same order in frame.h."""
+
+    _fields_ = (
+        ("tokens", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("weight", "index", "out")),
+        ("out_bfloat16", ctypes.c_int64),
     )
 
 
@@ -104,13 +116,25 @@ def multiply(entry: Any, x: Tensor, panels: Any, bias: Tensor | None, dtype: tor
         return multiply(entry, x.float(), panels, bias, torch.float32).to(dtype)
     if x.stride(1) != 1:
         x = x.contiguous()
-    out = torch.empty(rows, outputs, dtype=dtype)
+    out = empty((rows, outputs), dtype)
     if rows:
         call = Call(
+            *(rows, ctypes.addressof(panels.address)),
             *(x.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr()),
-            *(rows, x.stride(0), outputs, x.dtype == torch.bfloat16, dtype == torch.bfloat16),
+            *(x.stride(0), outputs, x.dtype == torch.bfloat16, dtype == torch.bfloat16),
         )
-        entry(ctypes.byref(panels.address), ctypes.byref(call))
+        run(entry, call)
+    return out
+
+
+def expand_rows(entry: Any, panels: Any, index: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows [T] of a weight as numbers [T, H] by an entry of the library."""
+    if dtype not in NUMBERS:
+        return expand_rows(entry, panels, index, torch.float32).to(dtype)
+    index = index.contiguous()
+    out = empty((len(index), panels.shape[1]), dtype)
+    address = ctypes.addressof(panels.address)
+    run(entry, RowsCall(len(index), address, index.data_ptr(), out.data_ptr(), dtype == torch.bfloat16))
     return out
 
 

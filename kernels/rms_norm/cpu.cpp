@@ -8,6 +8,15 @@
 namespace batchgen {
 namespace {
 
+// As Python lays it out; the fields stand in the same order in native.py. Strides in elements.
+struct Call {
+    int64_t tokens;
+    const void *x, *weight;
+    void *residual, *out;  // [tokens, width]; out of a norm of parts of a token [tokens, inner, width]
+    int64_t inner, width, stride, inner_stride, is_bfloat16;
+    double epsilon;
+};
+
 constexpr int CHAINS = 4;  // of sums that do not wait for one another
 
 // What a row is made of: itself.
@@ -61,50 +70,37 @@ void norm_row(const Source& row, const T* weight, float epsilon, int64_t width, 
 }
 
 template <class T>
-void norm(const T* x, const T* weight, T* out, int64_t outer, int64_t inner, int64_t width, int64_t outer_stride,
-          int64_t inner_stride, float epsilon) {
-    parallel_parts(outer, 16384 / (inner * width) + 1, [&](int64_t begin, int64_t end) {
+void norm(const Call& call) {
+    const T *x = static_cast<const T*>(call.x), *weight = static_cast<const T*>(call.weight);
+    T* out = static_cast<T*>(call.out);
+    parallel_parts(call.tokens, 16384 / (call.inner * call.width) + 1, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i)
-            for (int64_t j = 0; j < inner; ++j)
-                norm_row(Row<T>{x + i * outer_stride + j * inner_stride}, weight, epsilon, width,
-                         out + (i * inner + j) * width);
+            for (int64_t j = 0; j < call.inner; ++j)
+                norm_row(Row<T>{x + i * call.stride + j * call.inner_stride}, weight, float(call.epsilon), call.width,
+                         out + (i * call.inner + j) * call.width);
     });
 }
 
 template <class T>
-void add_norm(T* residual, const T* x, const T* weight, T* out, int64_t rows, int64_t width, int64_t stride,
-              float epsilon) {
-    parallel_parts(rows, 16384 / width + 1, [&](int64_t begin, int64_t end) {
+void add_norm(const Call& call) {
+    const T *x = static_cast<const T*>(call.x), *weight = static_cast<const T*>(call.weight);
+    T *residual = static_cast<T*>(call.residual), *out = static_cast<T*>(call.out);
+    parallel_parts(call.tokens, 16384 / call.width + 1, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i)
-            norm_row(SumRow<T>{residual + i * width, x + i * stride}, weight, epsilon, width, out + i * width);
+            norm_row(SumRow<T>{residual + i * call.width, x + i * call.stride}, weight, float(call.epsilon), call.width,
+                     out + i * call.width);
     });
 }
 
 }  // namespace
 }  // namespace batchgen
 
-// x [outer, inner, width] with strides in elements, out contiguous.
-BATCHGEN_EXPORT void batchgen_rms_norm(const void* x, const void* weight, void* out, int64_t outer, int64_t inner,
-                                       int64_t width, int64_t outer_stride, int64_t inner_stride, double epsilon,
-                                       int64_t is_bfloat16) {
+BATCHGEN_EXPORT void batchgen_rms_norm(const batchgen::Call* call) {
     using namespace batchgen;
-    if (is_bfloat16)
-        norm(static_cast<const bfloat16*>(x), static_cast<const bfloat16*>(weight), static_cast<bfloat16*>(out), outer,
-             inner, width, outer_stride, inner_stride, float(epsilon));
-    else
-        norm(static_cast<const float*>(x), static_cast<const float*>(weight), static_cast<float*>(out), outer, inner,
-             width, outer_stride, inner_stride, float(epsilon));
+    call->is_bfloat16 ? norm<bfloat16>(*call) : norm<float>(*call);
 }
 
-// residual and out [rows, width] contiguous, x with a stride in elements.
-BATCHGEN_EXPORT void batchgen_add_rms_norm(void* residual, const void* x, const void* weight, void* out, int64_t rows,
-                                           int64_t width, int64_t stride, double epsilon, int64_t is_bfloat16) {
+BATCHGEN_EXPORT void batchgen_add_rms_norm(const batchgen::Call* call) {
     using namespace batchgen;
-    if (is_bfloat16)
-        add_norm(static_cast<bfloat16*>(residual), static_cast<const bfloat16*>(x),
-                 static_cast<const bfloat16*>(weight), static_cast<bfloat16*>(out), rows, width, stride,
-                 float(epsilon));
-    else
-        add_norm(static_cast<float*>(residual), static_cast<const float*>(x), static_cast<const float*>(weight),
-                 static_cast<float*>(out), rows, width, stride, float(epsilon));
+    call->is_bfloat16 ? add_norm<bfloat16>(*call) : add_norm<float>(*call);
 }

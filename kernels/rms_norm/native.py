@@ -1,12 +1,25 @@
 """RMS normalisation by the native library. Knows strides and the C interface."""
 
+import ctypes
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..native.library import NUMBERS, arguments
+from ..native.library import NUMBERS
+from ..native.tape import empty, run
 from . import reference
+
+
+class _Call(ctypes.Structure):
+    """The fields stand in the same order in cpu.cpp."""
+
+    _fields_ = (
+        ("tokens", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("x", "weight", "residual", "out")),
+        *((name, ctypes.c_int64) for name in ("inner", "width", "stride", "inner_stride", "is_bfloat16")),
+        ("epsilon", ctypes.c_double),
+    )
 
 
 def rms_norm(library: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -16,13 +29,13 @@ def rms_norm(library: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     weight = scales(weight, x)
     rows = x if x.dim() == 3 else x.reshape(-1, 1, x.shape[-1])
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
-    out = torch.empty(x.shape, dtype=x.dtype)
-    library.batchgen_rms_norm(
-        *arguments(
-            *(rows.data_ptr(), weight.data_ptr(), out.data_ptr()),
-            *(*rows.shape, rows.stride(0), rows.stride(1), epsilon, x.dtype == torch.bfloat16),
-        )
+    out = empty(x.shape, x.dtype)
+    tokens, inner, width = rows.shape
+    call = _Call(
+        *(tokens, rows.data_ptr(), weight.data_ptr(), None, out.data_ptr()),
+        *(inner, width, rows.stride(0), rows.stride(1), x.dtype == torch.bfloat16, epsilon),
     )
+    run(library.batchgen_rms_norm, call)
     return out
 
 
@@ -33,13 +46,13 @@ def add_rms_norm(library: Any, residual: Tensor, x: Tensor, weight: Tensor, epsi
     if residual.shape != x.shape or residual.dtype != x.dtype or not residual.is_contiguous():
         raise ValueError("add_rms_norm: the residual must be contiguous, of the shape and dtype of x")
     weight, x = scales(weight, x), x if x.stride(-1) == 1 else x.contiguous()
-    out = torch.empty(x.shape, dtype=x.dtype)
-    library.batchgen_add_rms_norm(
-        *arguments(
-            *(residual.data_ptr(), x.data_ptr(), weight.data_ptr(), out.data_ptr()),
-            *(*x.shape, x.stride(0), epsilon, x.dtype == torch.bfloat16),
-        )
+    out = empty(x.shape, x.dtype)
+    tokens, width = x.shape
+    call = _Call(
+        *(tokens, x.data_ptr(), weight.data_ptr(), residual.data_ptr(), out.data_ptr()),
+        *(1, width, x.stride(0), 0, x.dtype == torch.bfloat16, epsilon),
     )
+    run(library.batchgen_add_rms_norm, call)
     return out
 
 

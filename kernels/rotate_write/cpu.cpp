@@ -145,12 +145,13 @@ struct Stored {
 };
 
 struct Call {
+    int64_t tokens;
     Heads query, key, value;
     Stored keys, values;
     const float *cos, *sin;  // [tokens, half]
     const int64_t* slots;
     void* out;  // the query's shape, contiguous
-    int64_t tokens, width, half, is_bfloat16;
+    int64_t width, half, is_bfloat16;
     int64_t block_size, head_step, block_step;  // steps: rows from head to head and from block to block
 
     // The row of a token's first head.

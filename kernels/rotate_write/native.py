@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..kv_format import MAX_NATIVE_HEAD_DIM, NATIVE, LayerPages, Pages
 from ..native.library import NUMBERS
+from ..native.tape import empty, run
 from . import reference
 
 
@@ -29,10 +30,11 @@ class _Call(ctypes.Structure):
     """The fields stand in the same order in cpu.cpp."""
 
     _fields_ = (
+        ("tokens", ctypes.c_int64),
         *((name, _Heads) for name in ("query", "key", "value")),
         *((name, _Stored) for name in ("keys", "values")),
         *((name, ctypes.c_void_p) for name in ("cos", "sin", "slots", "out")),
-        *((name, ctypes.c_int64) for name in ("tokens", "width", "half", "is_bfloat16")),
+        *((name, ctypes.c_int64) for name in ("width", "half", "is_bfloat16")),
         *((name, ctypes.c_int64) for name in ("block_size", "head_step", "block_step")),
     )
 
@@ -53,15 +55,16 @@ def rotate_write(
         return reference.rotate_write(query, key, value, cos, sin, slots, pages)
     query, key, value = (x if x.stride(2) == 1 else x.contiguous() for x in (query, key, value))
     cos, sin, slots = cos.contiguous(), sin.contiguous(), slots.contiguous()
-    out = torch.empty(query.shape, dtype=query.dtype)
+    out = empty(query.shape, query.dtype)
     call = _Call(
+        len(query),
         *(_heads(x) for x in (query, key, value)),
         *(_stored(pages.keys, pages.keys.format.turned), _stored(pages.values, False)),
         *(x.data_ptr() for x in (cos, sin, slots, out)),
-        *(len(query), query.shape[2], cos.shape[1], query.dtype == torch.bfloat16),
+        *(query.shape[2], cos.shape[1], query.dtype == torch.bfloat16),
         *(pages.block_size, pages.head_step, pages.block_step),
     )
-    library.batchgen_rotate_write(ctypes.byref(call))
+    run(library.batchgen_rotate_write, call)
     return out
 
 

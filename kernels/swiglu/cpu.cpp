@@ -6,6 +6,14 @@
 namespace batchgen {
 namespace {
 
+// As Python lays it out; the fields stand in the same order in native.py.
+struct Call {
+    int64_t tokens;
+    const void* x;  // [tokens, 2 * width] with a stride in elements
+    void* out;      // [tokens, width]
+    int64_t width, stride, is_bfloat16;
+};
+
 // e^-x to the precision that is left when it is rounded to T.
 template <class T>
 inline Vec exp_minus(Vec x);
@@ -31,20 +39,21 @@ void gate_row(const T* gate, const T* up, T* out, int64_t width) {
 }
 
 template <class T>
-void swiglu(const T* x, T* out, int64_t rows, int64_t width, int64_t stride) {
-    parallel_parts(rows, 8192 / width + 1, [&](int64_t begin, int64_t end) {
-        for (int64_t row = begin; row < end; ++row)
-            gate_row(x + row * stride, x + row * stride + width, out + row * width, width);
+void swiglu(const Call& call) {
+    const T* x = static_cast<const T*>(call.x);
+    T* out = static_cast<T*>(call.out);
+    parallel_parts(call.tokens, 8192 / call.width + 1, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+            const T* gate = x + row * call.stride;
+            gate_row(gate, gate + call.width, out + row * call.width, call.width);
+        }
     });
 }
 
 }  // namespace
 }  // namespace batchgen
 
-// gate and up [rows, 2 * width] with a stride in elements, out [rows, width].
-BATCHGEN_EXPORT void batchgen_swiglu(const void* x, void* out, int64_t rows, int64_t width, int64_t stride,
-                                     int64_t is_bfloat16) {
+BATCHGEN_EXPORT void batchgen_swiglu(const batchgen::Call* call) {
     using namespace batchgen;
-    if (is_bfloat16) swiglu(static_cast<const bfloat16*>(x), static_cast<bfloat16*>(out), rows, width, stride);
-    else swiglu(static_cast<const float*>(x), static_cast<float*>(out), rows, width, stride);
+    call->is_bfloat16 ? swiglu<bfloat16>(*call) : swiglu<float>(*call);
 }

@@ -13,7 +13,16 @@ from recorded import CallingRecorder, RefillableKernels
 from batchgen import kernels as op_tables
 from batchgen.engine import Engine, Request, Sampling
 from batchgen.engine import engine as engine_module
-from batchgen.engine.graphs import MOST, CudaRecorder, Recorded, Recurrence, out_of_memory, padded_size
+from batchgen.engine.graphs import (
+    EAGER,
+    MOST,
+    CudaRecorder,
+    Recorded,
+    Recurrence,
+    host_executor,
+    out_of_memory,
+    padded_size,
+)
 
 
 @given(st.integers(1, 4096))
@@ -65,7 +74,7 @@ def test_every_capture_and_its_rehearsal_are_on_one_stream_of_the_recorder(monke
         monkeypatch.setattr(torch.cuda, name, fake)
     recorder = CudaRecorder()
     replays = [recorder.record(lambda: torch.ones(1)) for _ in range(2)]
-    assert [replay().item() for replay in replays] == [1, 1]
+    assert [replay(1).item() for replay in replays] == [1, 1]
     (own,) = made
     assert used == [("current", own), ("captured", own), ("current", default)] * 2
 
@@ -79,8 +88,8 @@ def requests() -> list[Request]:
 
 
 def load(folder, **settings) -> Engine:
-    chosen = {"memory": "1MiB", "speculation": "off", **settings}
-    return Engine.load(str(folder), device="cpu", dtype="float32", **chosen)
+    chosen = {"memory": "1MiB", "speculation": "off", "dtype": "float32", **settings}
+    return Engine.load(str(folder), device="cpu", **chosen)
 
 
 def answers(engine: Engine) -> dict:
@@ -154,7 +163,7 @@ def test_without_memory_to_record_a_size_its_steps_are_launched_whole(tmp_path, 
     monkeypatch.setattr(recorder, "record", fails)
     monkeypatch.setattr(type(engine._runner), "start", lambda runner, feeds: steps.append(feeds) or real(runner, feeds))
     found = answers(engine)
-    assert 1 <= len(tried) == len(engine._runner.executor._without_room) == caplog.text.count("no memory to record")
+    assert 1 <= len(tried) == len(engine._runner.executor._refused) == caplog.text.count("no memory to record")
     assert len(steps) == engine.statistics.steps  # none was tried again in halves
     monkeypatch.undo()
     assert found == answers(load(folder))
@@ -165,3 +174,27 @@ def test_other_faults_are_not_taken_for_a_lack_of_memory():
     assert out_of_memory(lack_of_memory_as_a_capture_ends())
     assert out_of_memory(MemoryError())
     assert not out_of_memory(RuntimeError("an illegal memory access"))
+
+
+@pytest.mark.skipif(host_executor() is EAGER, reason="no native library was built")
+@pytest.mark.parametrize("family", list(tiny.FAMILIES))
+@pytest.mark.parametrize(
+    ("weights", "kv_cache"), [("native", "int8"), ("int8", "auto"), ("int4", "int4"), ("fp8", "fp8")]
+)
+def test_steps_played_from_tapes_give_the_same_answers(tmp_path, family, weights, kv_cache):
+    settings = {"dtype": "bfloat16", "weights": weights, "kv_cache": kv_cache, "max_sequences": 5, "block_size": 4}
+    engine = load(tiny.tiny_model(family, tmp_path), **settings)
+    played, engine._runner.executor = engine._runner.executor, EAGER
+    expected = answers(engine)
+    engine._runner.executor = played
+    assert answers(engine) == expected
+    assert played._recordings
+    assert not played._refused
+
+
+@pytest.mark.skipif(host_executor() is EAGER, reason="no native library was built")
+def test_what_torch_computes_is_not_recorded(tmp_path):
+    engine = load(tiny.tiny_model("llama3", tmp_path))
+    answers(engine)
+    assert not engine._runner.executor._recordings
+    assert engine._runner.executor._refused

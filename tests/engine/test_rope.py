@@ -12,6 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from batchgen.engine.models import architecture
 from batchgen.engine.rope import Rope, rope_frequencies
 from batchgen.engine.spec import ModelError, RopeSpec
+from batchgen.kernels.tables import ReferenceKernels
 
 CONTEXT, WIDTH = 512, 32
 DIVISORS = [1.0 + index / 7 for index in range(WIDTH // 2)]
@@ -110,7 +111,9 @@ def test_what_is_not_understood_is_refused_by_name(fields: dict[str, Any], named
 
 
 def test_longrope_chooses_once_per_row() -> None:
-    table = Rope(rope(rope_parameters={"rope_type": "longrope", **LONG}), CONTEXT, torch.device("cpu"))
+    table = Rope(
+        rope(rope_parameters={"rope_type": "longrope", **LONG}), CONTEXT, torch.device("cpu"), ReferenceKernels()
+    )
     assert [table.choice(length) for length in (1, 128, 129, CONTEXT)] == [0, 0, 1, 1]
     positions = torch.tensor([5, 5])
     cos, _ = table.rows(positions, torch.tensor([0, 1]))
@@ -127,7 +130,7 @@ def test_dynamic_changes_nothing_up_to_the_context() -> None:
     plain, _ = rope_frequencies(rope(), CONTEXT)
     torch.testing.assert_close(rope_frequencies(spec, CONTEXT)[0], plain, rtol=1e-6, atol=0)
     assert not torch.allclose(rope_frequencies(spec, CONTEXT + 100)[0], plain, rtol=1e-3)
-    assert Rope(spec, CONTEXT, torch.device("cpu")).choice(CONTEXT) == 0
+    assert Rope(spec, CONTEXT, torch.device("cpu"), ReferenceKernels()).choice(CONTEXT) == 0
 
 
 def test_original_context_at_the_top_level_wins(tmp_path: Path) -> None:

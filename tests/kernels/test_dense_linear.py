@@ -45,9 +45,10 @@ def test_threads_change_no_answer(kernels: Kernels) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_of_a_packed_weight(kernels: Kernels, dtype: torch.dtype) -> None:
     rows, weight = torch.tensor([50, 0, 17, 17, 15]), WEIGHT.to(dtype)
-    values = kernels.pack_dense(weight, None).values(rows)
-    assert values.dtype == dtype
-    assert torch.equal(values, weight[rows])
+    packed = kernels.pack_dense(weight, None)
+    assert torch.equal(packed.values(rows), weight[rows])
+    for other in (torch.float32, torch.bfloat16):
+        assert torch.equal(kernels.weight_rows(packed, rows, other), weight[rows].to(other))
 
 
 @each_backend

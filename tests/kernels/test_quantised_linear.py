@@ -1,6 +1,7 @@
 """Quantised linears beyond their cases: what a batch must not change, numbers not finite, layouts, refusals."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -116,9 +117,22 @@ def test_rows_of_a_packed_weight(kernels: Kernels, group: int, symmetric: bool) 
     rows = torch.tensor([50, 0, 17, 17, 15])
     turned = int8(51, 128, Form(minimum=False, turned=True))
     for weight in (int8(51, 102, Form(group)), int8(51, 101, Form(group, minimum=False)), turned):
-        assert torch.equal(kernels.pack_int8(weight).values(rows), weight.values()[rows])
+        check_rows(kernels, kernels.pack_int8(weight), weight.values()[rows], rows)
     weight4 = int4(51, 102, Form(group, symmetric=symmetric))
-    assert torch.equal(kernels.pack_int4(weight4).values(rows), weight4.values()[rows])
+    check_rows(kernels, kernels.pack_int4(weight4), weight4.values()[rows], rows)
+    for size in (0, 6, 200):
+        weight8 = fp8(51, 103 - size % 2, Form(size, half=False, minimum=False))
+        check_rows(kernels, kernels.pack_fp8(weight8), weight8.values()[rows], rows)
+
+
+def check_rows(kernels: Kernels, packed: Any, expected: torch.Tensor, rows: torch.Tensor) -> None:
+    """As numbers of any type; sums of a turned weight may be made in another order."""
+    assert torch.equal(packed.values(rows), expected)
+    found = kernels.weight_rows(packed, rows, torch.float32)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6 * float(expected.abs().max()))
+    for dtype in (torch.bfloat16, torch.float16):
+        assert torch.equal(kernels.weight_rows(packed, rows, dtype), found.to(dtype))
+    assert kernels.weight_rows(packed, rows[:0], torch.bfloat16).shape == (0, expected.shape[1])
 
 
 def test_bytes_and_nibbles() -> None:

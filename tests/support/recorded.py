@@ -19,9 +19,6 @@ Geometry = namedtuple("Geometry", ["num_heads", "num_kv_heads"])
 
 
 class Sizes(namedtuple("Sizes", ["items", "blocks"])):
-    def counts(self) -> tuple[int, ...]:
-        return tuple(self)
-
     def holds(self, other: "Sizes") -> bool:
         return all(own >= asked for own, asked in zip(self, other, strict=True))
 
@@ -34,8 +31,14 @@ class Layout:
         self.sizes = Sizes(len(items.length), -(-len(items.blocks) // 16) * 16)
         self.tasks = SimpleNamespace(sizes=Sizes(len(items.length), len(items.blocks)))
 
+    def holds(self, layout: "Layout") -> bool:
+        return self.sizes.holds(layout.tasks.sizes)
+
+    def widen(self, layout: "Layout") -> None:
+        self.sizes = Sizes(*map(max, self.sizes, layout.sizes))
+
     def refill(self, layout: "Layout") -> None:
-        assert self.sizes.holds(layout.tasks.sizes)
+        assert self.holds(layout)
         self.items = layout.items
 
 
@@ -70,12 +73,13 @@ class CallingRecorder:
 
     recorded: int = 0
     replayed: int = 0
+    scrap_blocks: int = 1
 
-    def record(self, call: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def record(self, call: Callable[[], Tensor]) -> Callable[[int], Tensor]:
         call()
         self.recorded += 1
 
-        def replay() -> Tensor:
+        def replay(count: int) -> Tensor:
             self.replayed += 1
             return call()
 
