@@ -10,9 +10,10 @@ To add a source: put `cpu.cpp` (any name) into the op's folder; setup.py finds i
   for instructions it lacks; never ask the processor, which library is loaded has been decided;
 * run loops by `parallel` and `parallel_parts` of `../native/parallel.h`: on as many threads as
   `torch.set_num_threads` says, not all of which need come. No `#pragma omp`, which would need a runtime at link time;
-* export by `BATCHGEN_EXPORT void batchgen_NAME(...)` of `../native/export.h`, taking pointers, int64_t and double;
+* export by `BATCHGEN_EXPORT` of `../native/export.h`. What a forward pass consists of takes one structure that begins
+  with the number of tokens, `void batchgen_NAME(const Call*)`; else pointers, int64_t and double;
 * keep all else in `namespace batchgen`, helpers of one file in an unnamed one; no exceptions, no global state.
 
-Then write `native.py` in the op's folder, which checks shapes and calls `library.batchgen_NAME`, and put it into
-`NativeKernels` of tables.py. `pip install -e .` rebuilds; so does `python setup.py build_ext --inplace`.
+Then write `native.py` in the op's folder, which checks shapes, takes memory for its result from `empty` of `tape.py` and
+makes the call by `run`, so that it can be recorded, and put it into `NativeKernels` of tables.py. `pip install -e .` rebuilds; so does `python setup.py build_ext --inplace`.
 """
