@@ -63,9 +63,9 @@ class Clock(CallingRecorder):
     def record(self, call):
         replay = super().record(call)
 
-        def timed():
+        def timed(count):
             before = self.now
-            out = replay()
+            out = replay(count)
             self.now = before + 1.0
             return out
 
