@@ -36,6 +36,38 @@ def test_every_part_ends_and_nothing_is_wrong_or_left_out(found):
     assert all(record.get("ok", True) for record in records)
 
 
+SPREAD = """
+import sys
+sys.path[:0] = ["tests/benchmarks", "tests/support"]
+from checkout import use_checkout
+use_checkout()
+from gpu_checks import check_case
+from gpu_workers import outcomes, started, workers
+
+class Standing:  # in for a GPU: the processes are told to use the CPU
+    type = "cuda"
+    def __str__(self):
+        return "cpu"
+
+if __name__ == "__main__":
+    with workers(Standing()) as pool:
+        calls = started(pool, check_case, [(0, 0, "float32", "cpu"), (0, 0, "float32", "abacus")])
+        print(*outcomes(calls, lambda: 100.0), sep="|")
+        print(*outcomes(started(pool, __import__("time").sleep, [(100,)]), lambda: 0.1), sep="|")
+"""
+
+
+def test_checks_run_in_processes_that_end_when_time_is_over(tmp_path):
+    script = tmp_path / "spread.py"
+    script.write_text(SPREAD, encoding="utf-8")
+    done = subprocess.run([sys.executable, str(script)], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (off, fault), (late,) = (line.split("|") for line in done.stdout.splitlines())
+    assert 0 <= float(off) <= 1
+    assert fault == "ValueError: device 'abacus': no kernels for it (there are: cpu, cuda)"
+    assert late == "left out"
+
+
 def test_every_workload_stands_beside_its_bound(found):
     rows = [one for one in found["json"]["records"] if one["part"] == "generation" and "kv_tokens" not in one]
     assert {name.split(":")[0] for name in (one["name"] for one in rows)} == {

@@ -21,7 +21,7 @@ from checkout import use_checkout  # noqa: E402
 use_checkout()
 
 import torch  # noqa: E402
-from gpu_checks import check_models, check_ops  # noqa: E402
+from gpu_checks import check_all  # noqa: E402
 from gpu_generation import SMOKE, Roofline, Sizes, free, run_workloads  # noqa: E402
 from gpu_kernels import Limits, measure_limits, time_kernels  # noqa: E402
 from gpu_results import Budget, Results  # noqa: E402
@@ -30,7 +30,7 @@ from random_model import LLAMA_8B, SMALL, random_engine  # noqa: E402
 from batchgen.engine import Engine  # noqa: E402
 from batchgen.engine.device import resolve_device  # noqa: E402
 
-PARTS = {"checks": 0.2, "kernels": 0.24, "generation": 0.56}  # shares of the time
+PARTS = {"checks": 0.24, "kernels": 0.24, "generation": 0.52}  # shares of the time
 FORMATS = (("native", "bfloat16"), ("fp8", "fp8"), ("int4", "fp8"))  # weights, KV cache
 
 
@@ -100,10 +100,7 @@ def main() -> int:
     }
     results.add("limits", "measured", **rates)
     if "checks" in parts:
-        budget = Budget.of(results, "checks", PARTS["checks"] * seconds)
-        with torch.inference_mode():
-            check_ops(budget, device, chosen.smoke)
-        check_models(budget, device, chosen.smoke)
+        check_all(Budget.of(results, "checks", PARTS["checks"] * seconds), device, chosen.smoke)
     if "kernels" in parts:
         with torch.inference_mode():
             time_kernels(Budget.of(results, "kernels", PARTS["kernels"] * seconds), device, limits, chosen.smoke)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from gpu_results import Budget
+from gpu_workers import LEFT_OUT, outcomes, started, workers
 from torch import Tensor
 
 from batchgen import kernels as op_tables
@@ -38,30 +39,58 @@ def on_device(value: Any, device: torch.device) -> Any:
     return value
 
 
-def check_ops(budget: Budget, device: torch.device, smoke: bool) -> None:
-    kernels = op_tables.load(str(device))
-    for op in OPS:
-        cases = op.cases[:2] if smoke else op.cases
-        budget.measure(op.name, 2.0, lambda op=op, cases=cases: _check(op, cases, kernels, device, budget))
+def check_all(budget: Budget, device: torch.device, smoke: bool) -> None:
+    """Models, then ops, spread over processes: hundreds of kernels are compiled for them."""
+    cases = _cases(device, smoke)
+    with tempfile.TemporaryDirectory() as folder, workers(device) as pool:
+        models = _models(Path(folder), device, smoke)
+        asked = started(pool, check_model, list(models.values())), started(pool, check_case, cases)
+        near, off = (outcomes(calls, budget.left) for calls in asked)
+    for name, found in zip(models, near, strict=True):
+        budget.results.add(budget.part, name, **({"skipped": "no time left"} if found == LEFT_OUT else found))
+    for number, op in enumerate(OPS):
+        own = {one[1:3]: far for one, far in zip(cases, off, strict=True) if one[0] == number}
+        budget.results.add(budget.part, op.name, **_summary(op, own))
 
 
-def _check(op: Op, cases: tuple[Case, ...], kernels: Any, device: torch.device, budget: Budget) -> dict[str, Any]:
-    worst, failed, count, left_out = 0.0, [], 0, 0
-    for case, dtype in ((case, dtype) for case in cases for dtype in DTYPES if dtype in op.tolerance):
-        if budget.left() < 0:
-            left_out += 1
-            continue
-        count += 1
-        try:
-            off = _off(op, case, dtype, kernels, device)
-        except Exception as problem:  # every case is looked at
-            failed.append(f"{case.name} {str(dtype)[6:]}: {type(problem).__name__}: {problem}"[:120])
-            continue
-        worst = max(worst, off)
-        if off > 1:
-            failed.append(f"{case.name} {str(dtype)[6:]}: {off:.3g} times the tolerance")
-    counts = {"cases": count, "left_out": left_out}
-    return {"ok": not failed, **counts, "worst_of_tolerance": worst, "failed": "; ".join(failed[:3])}
+def _cases(device: torch.device, smoke: bool) -> list[tuple[int, int, str, str]]:
+    """Op and case by their numbers, dtype and device."""
+    return [
+        (number, case, str(dtype)[6:], str(device))
+        for number, op in enumerate(OPS)
+        for case in range(len(op.cases[:2] if smoke else op.cases))
+        for dtype in DTYPES
+        if dtype in op.tolerance
+    ]
+
+
+def check_case(op: int, case: int, dtype: str, device: str) -> float | str:
+    """How far the case is off, in units of its tolerance, or what was raised."""
+    try:
+        with torch.inference_mode():
+            kernels, one = op_tables.load(device), OPS[op].cases[case]
+            return _off(OPS[op], one, getattr(torch, dtype), kernels, torch.device(device))
+    except Exception as problem:  # every case is looked at
+        return f"{type(problem).__name__}: {problem}"[:120]
+
+
+def _summary(op: Op, found: dict[tuple[int, str], float | str]) -> dict[str, Any]:
+    done = {key: off for key, off in found.items() if off != LEFT_OUT}
+    if not done:
+        return {"skipped": f"no time left for {len(found)} cases"}
+    off = {key: one for key, one in done.items() if isinstance(one, float)}
+    failed = [
+        f"{op.cases[case].name} {dtype}: {one if isinstance(one, str) else f'{one:.3g} times the tolerance'}"
+        for (case, dtype), one in done.items()
+        if isinstance(one, str) or one > 1
+    ]
+    counts = {"cases": len(done), "left_out": len(found) - len(done), "failed_cases": len(failed)}
+    return {
+        "ok": not failed,
+        **counts,
+        "worst_of_tolerance": max(off.values(), default=0.0),
+        "failed": "; ".join(failed[:3]),
+    }
 
 
 def _off(op: Op, case: Case, dtype: torch.dtype, kernels: Any, device: torch.device) -> float:
@@ -80,17 +109,26 @@ def allowance(op: Op, dtype: torch.dtype, kernels: Any, arguments: tuple[Any, ..
     return max(op.tolerance[dtype], SUMS_OF_E4M3 if rule is not None and rule.numbers == E4M3 else 0.0)
 
 
-def check_models(budget: Budget, device: torch.device, smoke: bool) -> None:
+def _models(folder: Path, device: torch.device, smoke: bool) -> dict[str, tuple[str, str, dict[str, str]]]:
+    """By what is checked, the arguments of `check_model`."""
     import tiny
 
     families = list(tiny.FAMILIES)[:1] if smoke else list(tiny.FAMILIES)
-    with tempfile.TemporaryDirectory() as folder:
-        for family in families:
-            path = tiny.tiny_model(family, Path(folder) / family)
-            exact = _answers(path, "cpu")
-            budget.measure(f"{family} float32", 5.0, lambda p=path, e=exact: _same(e, _answers(p, str(device))))
-        for name, chosen in _formats(smoke):
-            budget.measure(f"{families[0]} {name}", 5.0, lambda c=chosen: _near(Path(folder) / families[0], device, c))
+    paths = {family: str(tiny.tiny_model(family, folder / family)) for family in families}
+    exact: dict[str, tuple[str, str, dict[str, str]]] = {
+        f"{family} float32": (path, str(device), {}) for family, path in paths.items()
+    }
+    return exact | {f"{families[0]} {name}": (paths[families[0]], str(device), one) for name, one in _formats(smoke)}
+
+
+def check_model(path: str, device: str, chosen: dict[str, str]) -> dict[str, Any]:
+    """In float32 the tokens, in a format that is chosen the log-probabilities, beside those on the CPU."""
+    try:
+        if chosen:
+            return _near(Path(path), torch.device(device), chosen)
+        return _same(_answers(Path(path), "cpu"), _answers(Path(path), device))
+    except Exception as problem:  # every model is looked at
+        return {"ok": False, "error": f"{type(problem).__name__}: {problem}"[:300]}
 
 
 def _formats(smoke: bool) -> Iterator[tuple[str, dict[str, str]]]:
