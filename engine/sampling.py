@@ -148,8 +148,9 @@ class ChoiceScores:
             own, _, _ = kernels.logprobs(raw, some, 0)
             whole = logits[nodes, some] - own  # what is taken off logits to make them log-probabilities
             tokens = put(np.array([token for tokens in wanted.values() for token in tokens], np.int64))
-            counts = put(np.array([len(tokens) for tokens in wanted.values()], np.int64))
-            self.values = logits[nodes.repeat_interleave(counts), tokens] - whole.repeat_interleave(counts)
+            # repeated on the host: a device would have to tell how many these are
+            each = put(np.repeat(np.arange(len(wanted)), [len(tokens) for tokens in wanted.values()]))
+            self.values = logits[nodes[each], tokens] - whole[each]
 
     def by_row(self, values: list[float]) -> dict[int, tuple[float, ...]]:
         """`values` on the host, as what each node's task is after; an end counts as any of the end tokens."""
