@@ -24,7 +24,8 @@ class NoWaits(TorchDispatchMode):
             part is not None and part.dtype in (torch.bool, torch.uint8) for part in args[1]
         )
         repeated = name == "repeat_interleave" and given.get("output_size") is None
-        assert name not in WAITING and not masked and not repeated, f"{func} waits for the device"
+        waits = name in WAITING or masked or repeated
+        assert not waits, f"{func} waits for the device"
         return func(*args, **given)
 
 
