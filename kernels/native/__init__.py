@@ -15,6 +15,6 @@ To add a source: put `cpu.cpp` (any name) into the op's folder; setup.py finds i
 * keep all else in `namespace batchgen`, helpers of one file in an unnamed one; no exceptions, no global state.
 
 Then write `native.py` in the op's folder, which checks shapes, takes memory for its result from `empty` of `tape.py`
-and makes the call by `run`, so that it can be recorded, and put it into `NativeKernels` of tables.py. `pip install -e .`
-rebuilds; so does `python setup.py build_ext --inplace`.
+and makes the call by `run`, so that it can be recorded, and put it into `NativeKernels` of tables.py.
+`pip install -e .` rebuilds; so does `python setup.py build_ext --inplace`.
 """
