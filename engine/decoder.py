@@ -15,6 +15,7 @@ from batchgen.kernels import Kernels
 from batchgen.kernels.attention import Masking
 from batchgen.kernels.kv_format import FORMATS, LayerPages
 
+from .balance import Balance
 from .batch import Batch
 from .checkpoint import Checkpoint
 from .kv import KVPages, KVShape
@@ -23,7 +24,7 @@ from .models import architecture
 from .rope import Rope
 from .spec import ModelSpec
 from .weights.formats import weight_format
-from .weights.load import Parts, Target, load_parts
+from .weights.load import HEAD, Parts, Target, fill_parts, model_places
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +207,12 @@ class _Builder:
         )
 
 
+def build_layer(spec: ModelSpec, parts: Parts, kernels: Kernels, index: int) -> tuple[Attention, MLP]:
+    """One layer of a model."""
+    build = _Builder(spec, parts, kernels)
+    return build.attention(index), build.mlp(index)
+
+
 def load_decoder(
     checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, kernels: Kernels, weights: str = "native"
 ) -> Decoder:
@@ -215,8 +222,11 @@ def load_decoder(
     """
     family = architecture(checkpoint.config)
     spec = family.spec(checkpoint.config)
-    target = Target(weight_format(weights, kernels, dtype, device), dtype, device)
-    parts, tied = load_parts(checkpoint.reader, family.weights(spec), spec.tied, target)
+    reader, plan = checkpoint.reader, family.weights(spec)
+    places = model_places(reader, plan, spec.tied)
+    balance = Balance(spec, reader, places, plan, kernels, dtype, device, build_layer)
+    target = Target(weight_format(weights, kernels, dtype, device, balance), dtype, device)
+    parts, tied = fill_parts(reader, places, plan, target), HEAD not in places
     head = parts.linear("head")
     rows = head.rows if tied else partial(kernels.take_rows, parts.vector("embedding"))
     decoder = Decoder(spec, parts, head, kernels, Embedding(rows, dtype, device))

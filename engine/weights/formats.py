@@ -27,47 +27,58 @@ from .tensors import TensorSource
 log = logging.getLogger(__name__)
 
 HEAD = "head"
-Quantise = Callable[[TensorSource, str, RoundingError, Kernels], Stored]
+Balance = Callable[[str], Tensor | None]  # factors [H] for the inputs of a part, see kernels/panels
 
 
-def int8_weight(source: TensorSource, part: str, rounding: RoundingError, kernels: Kernels) -> Stored:
+def int8_weight(source: TensorSource, part: str, target: "QuantisedFormat") -> Stored:
     """8-bit and 6-bit blocks as they are; anything else rounded, one scale for each output, turned if it pays."""
     stored = source.quantised()
     if stored is not None and isinstance(stored.weight, Int8Weight):
         return stored
-    return _rounded(source, part, rounding, partial(to_int8, turn=kernels.turns(source.shape[1])))
+    if not target.kernels.turns(source.shape[1]):
+        return _rounded(source, part, target.errors, to_int8)
+    return _rounded(source, part, target.errors, partial(to_int8, turn=True, balance=target.balance(part)))
 
 
-def int4_weight(source: TensorSource, part: str, rounding: RoundingError, kernels: Kernels) -> Stored:
+def int4_weight(source: TensorSource, part: str, target: "QuantisedFormat") -> Stored:
     """What is stored in fewer than 8 bits as it is, any other head in 8 bits, anything else rounded to 4."""
     stored = source.quantised() if source.stored_bits < 8 else None
     if stored is not None:
         return stored
     if part == HEAD:
-        return int8_weight(source, part, rounding, kernels)
+        return int8_weight(source, part, target)
     if source.shape[1] % 2:
         raise ModelError(f"model.weights: int4 needs an even number of inputs, {part} has {source.shape[1]}; use int8")
-    return _rounded(source, part, rounding, to_int4)
+    return _rounded(source, part, target.errors, to_int4)
 
 
-def fp8_weight(source: TensorSource, part: str, rounding: RoundingError, kernels: Kernels) -> Stored:
+def fp8_weight(source: TensorSource, part: str, target: "QuantisedFormat") -> Stored:
     """8-bit floats as they are, any other head in whole numbers, anything else rounded, one scale for each output."""
     stored = source.quantised()
     if stored is not None and isinstance(stored.weight, Fp8Weight):
         return stored
     if part == HEAD:
-        return int8_weight(source, part, rounding, kernels)
-    return _rounded(source, part, rounding, to_fp8)
+        return int8_weight(source, part, target)
+    return _rounded(source, part, target.errors, to_fp8)
 
 
 NATIVE = "auto", "native"
-QUANTISED: dict[str, Quantise] = {"int8": int8_weight, "int4": int4_weight, "fp8": fp8_weight}
 
 
-def weight_format(name: str, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> WeightFormat:
-    """The format of a `model.weights` value; `auto` is native where no measurement chose. Raises ModelError."""
+def unbalanced(part: str) -> None:
+    """No factors: inputs count alike."""
+    return
+
+
+def weight_format(
+    name: str, kernels: Kernels, dtype: torch.dtype, device: torch.device, balance: Balance = unbalanced
+) -> WeightFormat:
+    """The format of a `model.weights` value; `auto` is native where no measurement chose. Raises ModelError.
+
+    `balance` is asked only where 8-bit weights are made that are turned.
+    """
     if name in QUANTISED:
-        return QuantisedFormat(kernels, dtype, device, QUANTISED[name])
+        return QuantisedFormat(kernels, dtype, device, QUANTISED[name], balance)
     if name not in NATIVE:
         raise ModelError(f"model.weights: must be one of {', '.join([*NATIVE, *QUANTISED])}, got {name!r}")
     return DenseFormat(kernels, dtype, device)
@@ -91,7 +102,8 @@ class QuantisedFormat:
     kernels: Kernels
     dtype: torch.dtype
     device: torch.device
-    quantise: Quantise
+    quantise: "Quantise"
+    balance: Balance
     errors: RoundingError = field(default_factory=RoundingError)
 
     def builder(self, part: str, outputs: int, inputs: int, has_bias: bool) -> "QuantisedBuilder":
@@ -103,6 +115,10 @@ class QuantisedFormat:
             listed = ", ".join(f"{kind} {error:.2%}" for kind, error in errors.items())
             log.info("weights rounded at load, error relative to the weights (RMS): %s", listed)
         return errors
+
+
+Quantise = Callable[[TensorSource, str, QuantisedFormat], Stored]
+QUANTISED: dict[str, Quantise] = {"int8": int8_weight, "int4": int4_weight, "fp8": fp8_weight}
 
 
 class QuantisedBuilder:
@@ -118,7 +134,7 @@ class QuantisedBuilder:
 
     def weight(self, row: int, source: TensorSource) -> None:
         target = self._target
-        self._weights[row] = target.quantise(source, self._part, target.errors, target.kernels)
+        self._weights[row] = target.quantise(source, self._part, target)
         self._missing -= source.shape[0]
         if not self._missing:
             self._pack()

@@ -76,18 +76,32 @@ def load_parts(reader: WeightReader, plan: WeightPlan, tied: bool, target: Targe
 
     Raises ModelError naming the tensors at fault.
     """
+    places = model_places(reader, plan, tied)
+    return fill_parts(reader, places, plan, target), HEAD not in places
+
+
+def model_places(reader: WeightReader, plan: WeightPlan, tied: bool) -> dict[str, Place]:
+    """By name the stored tensors of a model; where the head is the embedding, this one has the head's place.
+
+    Raises ModelError naming the tensors at fault.
+    """
     places = checked_places(reader, plan, tied)
     if tied and HEAD in places and _head_repeats_embedding(reader):
         del places[HEAD]
     if HEAD not in places:
         places[EMBEDDING] = plan.places[HEAD]
+    return places
+
+
+def fill_parts(reader: WeightReader, places: Mapping[str, Place], plan: WeightPlan, target: Target) -> Parts:
+    """The parts that these tensors make up. Raises ModelError naming the tensor at fault."""
     parts = Parts(places, plan, target)
     for name, source in reader.tensors(places):
         try:
             parts.put(places[name], source)
         except ValueError as error:
             raise ModelError(f"{name}: {error}; model.weights: native takes it") from error
-    return parts, HEAD not in places
+    return parts
 
 
 def checked_places(reader: WeightReader, plan: WeightPlan, tied: bool) -> dict[str, Place]:

@@ -55,12 +55,18 @@ def group_size(inputs: int) -> int:
     return next((size for size in GROUPS if inputs % size == 0), GROUPS[-1])
 
 
-def to_int8(values: Tensor, held: torch.dtype = torch.float32, turn: bool = False) -> Int8Weight:
-    """values [O, H] float32 -> one scale for each output, exact in `held`: 127 at its largest weight, once turned."""
-    values = turned_weight(values) if turn else values
+def to_int8(
+    values: Tensor, held: torch.dtype = torch.float32, turn: bool = False, balance: Tensor | None = None
+) -> Int8Weight:
+    """values [O, H] float32 -> one scale for each output, exact in `held`: 127 at its largest weight, once turned.
+
+    `balance` [H]: factors for the inputs of a weight that is turned.
+    """
+    values = turned_weight(values, balance) if turn else values
     scale = (values.abs().amax(1, keepdim=True) / 127).to(held).float()
     divisor = scale.where(scale > 0, torch.ones(()))
-    return Int8Weight(_nearest(values / divisor).clamp_(-128, 127).to(torch.int8), scale, None, values.shape[1], turn)
+    codes = _nearest(values / divisor).clamp_(-128, 127).to(torch.int8)
+    return Int8Weight(codes, scale, None, values.shape[1], turn, balance if turn else None)
 
 
 def to_fp8(values: Tensor, held: torch.dtype = torch.float32) -> Fp8Weight:

@@ -61,7 +61,9 @@ def stacked(weights: Sequence[QuantisedWeight]) -> QuantisedWeight:
     minima = [weight.minimum for weight in weights if weight.minimum is not None]
     if isinstance(first, Int4Weight):
         return Int4Weight(q, scale, _joined(minima, scale.dtype), first.group)
-    return Int8Weight(q, scale, _joined(minima, scale.dtype) if minima else None, first.group, first.turned)
+    return Int8Weight(
+        q, scale, _joined(minima, scale.dtype) if minima else None, first.group, first.turned, first.balance
+    )
 
 
 def _joined(parts: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:

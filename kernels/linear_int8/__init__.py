@@ -9,7 +9,7 @@ dtype   of out: float32 or bfloat16
 out     [T, O]   new; rounded once
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ class Int8Weight:
     """q [O, H] int8, -128 .. 127. scale and minimum [O, ceil(H / group)], both float16 or both float32.
 
     turned: they stand for the numbers turned, see kernels/panels; one scale for each output, H a multiple of 64.
+    balance: [H] float32 above 0, of a turned weight: what numbers were divided by before, and inputs are multiplied by.
     """
 
     q: "Tensor"
@@ -28,6 +29,7 @@ class Int8Weight:
     minimum: "Tensor | None"
     group: int
     turned: bool = False
+    balance: "Tensor | None" = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -40,10 +42,10 @@ class Int8Weight:
 
     def values(self, rows: "Tensor | None" = None) -> "Tensor":
         """[O, H] float32, or only the given rows: what the numbers stand for."""
-        from ..panels.reference import dequantise, turned_weight
+        from ..panels.reference import dequantise, turned_back
 
         if rows is not None:
             minimum = None if self.minimum is None else self.minimum[rows]
-            return Int8Weight(self.q[rows], self.scale[rows], minimum, self.group, self.turned).values()
+            return replace(self, q=self.q[rows], scale=self.scale[rows], minimum=minimum).values()
         values = dequantise(self.q, self.scale, self.minimum, self.group)
-        return turned_weight(values) if self.turned else values
+        return turned_back(values, self.balance) if self.turned else values

@@ -1,6 +1,7 @@
 """Cases of the 8-bit linear layer."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,7 +31,8 @@ def make_weight(outputs: int, inputs: int, form: Form) -> Int8Weight:
     scale, group = scales(outputs, inputs, form, 128)
     q = torch.randint(-128, 128, (outputs, inputs), generator=generator(4), dtype=torch.int8)
     minimum = normal(tuple(scale.shape), scale.dtype, 6, inputs**-0.5) if form.minimum else None
-    return Int8Weight(q, scale, minimum, group, form.turned)
+    balance = torch.rand(inputs, generator=generator(7)) + 0.5 if form.balanced else None
+    return Int8Weight(q, scale, minimum, group, form.turned, balance)
 
 
 def path(x: Tensor, weight: Int8Weight, bias: Tensor | None) -> str:
@@ -43,6 +45,7 @@ def path(x: Tensor, weight: Int8Weight, bias: Tensor | None) -> str:
 
 CHANNEL = Form(half=False, minimum=False)
 TURNED = Form(half=False, minimum=False, turned=True)
+BALANCED = replace(TURNED, balanced=True)
 TURNED_SHAPES = ((1, 64, 16), (7, 192, 33), (5, 256, 48), (70, 320, 51), (64, *SMOLLM2["qkv"]), (64, *SMOLLM2["down"]))
 FORMS = (
     ("groups of 32", Form(32, minimum=False)),
@@ -62,7 +65,11 @@ OP = Op(
     TOLERANCE,
     (
         *common_cases(make_weight, FORMS, CHANNEL, "tiles", tuple(SMOLLM2)),
-        *(case(make_weight, f"turned, {n} x {h} x {o}", n, h, o, TURNED, bias=True) for n, h, o in TURNED_SHAPES),
+        *(
+            case(make_weight, f"{name}, {n} x {h} x {o}", n, h, o, form, bias=True)
+            for name, form in (("turned", TURNED), ("balanced", BALANCED))
+            for n, h, o in TURNED_SHAPES
+        ),
     ),
     prepare=prepare,
     rounding=rounding,

@@ -12,4 +12,4 @@ def linear_int8(x: Tensor, weight: Int8Weight, bias: Tensor | None, dtype: torch
     """x [T, H] times the weight [O, H] transposed, plus bias, as [T, O]; see the contract."""
     segment = segment_of(weight.group, weight.shape[1], weight.turned)
     values = dequantise(weight.q, weight.scale, weight.minimum, weight.group)
-    return linear(turned(x) if weight.turned else x, values, bias, segment, dtype)
+    return linear(turned(x, weight.balance) if weight.turned else x, values, bias, segment, dtype)

@@ -42,13 +42,18 @@ inline void turn(float* x, int width) {
     for (int i = 0; i < width; ++i) x[i] *= norm;
 }
 
-// The same for one block of a size that is known, T to float32.
+// The same for one block of a size that is known, T to float32; `factors` multiply its numbers before, or are null.
 template <int BLOCK, class T>
-BATCHGEN_INLINE void turn_block(const T* x, float* out) {
+BATCHGEN_INLINE void turn_block(const T* x, const float* factors, float* out) {
     constexpr int VECTORS = BLOCK / WIDTH;
     Vec rows[VECTORS];
 #pragma GCC unroll 16
-    for (int i = 0; i < VECTORS; ++i) rows[i] = turn_lanes(load(x + i * WIDTH));
+    for (int i = 0; i < VECTORS; ++i) rows[i] = load(x + i * WIDTH);
+    if (factors)
+#pragma GCC unroll 16
+        for (int i = 0; i < VECTORS; ++i) rows[i] *= load(factors + i * WIDTH);
+#pragma GCC unroll 16
+    for (int i = 0; i < VECTORS; ++i) rows[i] = turn_lanes(rows[i]);
 #pragma GCC unroll 4
     for (int reach = 1; reach < VECTORS; reach *= 2)
 #pragma GCC unroll 16

@@ -10,7 +10,9 @@ The last group may be short; G is a multiple of 4, or at least H (one group for 
 
 A weight may be turned: then q stands for the numbers times the orthonormal Hadamard matrix of each 64 inputs, and x is
 turned alike, in float32, before it is rounded. That leaves the product what it was, and spreads the numbers that stand
-out, which make a scale coarse for their neighbours.
+out, which make a scale coarse for their neighbours. A turned weight may be balanced: before they are turned its numbers
+have been divided by a factor for each input, and x is multiplied by it, in float32. What rounding one of the two loses
+the other multiplies: factors that lie between the strengths of both make that least (engine/balance.py).
 
 where x' is what a table makes of the activations. `rounding(weight)` names its rule, the same for every batch:
 

@@ -159,7 +159,8 @@ void quantise(const Weight& weight, const Call& call, const Activations& to, int
     while (token < end) {
         const int64_t first = token, stop = std::min(token + most, end);
         for (float* out = turned; token < stop; ++token, x += call.x_stride, out += inputs)
-            for (int64_t at = 0; at < inputs; at += TURNED) turn_block<TURNED>(x + at, out + at);
+            for (int64_t at = 0; at < inputs; at += TURNED)
+                turn_block<TURNED>(x + at, weight.balance ? weight.balance + at : nullptr, out + at);
         round_rows<float>(weight, turned, inputs, to, first, stop);
     }
 }

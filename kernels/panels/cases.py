@@ -26,6 +26,7 @@ class Form:
     minimum: bool = True
     symmetric: bool = False
     turned: bool = False
+    balanced: bool = False
 
 
 MakeWeight = Callable[[int, int, Form], Any]
@@ -92,7 +93,8 @@ def rounding(kernels: Any, x: Tensor, weight: Any, bias: Tensor | None) -> Round
 
 def expected(x: Tensor, weight: Any, bias: Tensor | None, rule: Rounding) -> Results:
     """In float64, group by group, activations rounded in float32 as the rule says."""
-    codes, activations = weight.codes().double(), rounded(x, rule)
+    balance = getattr(weight, "balance", None)
+    codes, activations = weight.codes().double(), rounded(x if balance is None else x.float() * balance, rule)
     if getattr(weight, "turned", False) and rule.turned == 1:  # a table that turns the weight back: the same product
         activations = hadamard(activations, TURNED)
     out = torch.zeros(len(x), len(codes), dtype=torch.float64)

@@ -19,7 +19,7 @@ from ..linear_int8 import Int8Weight
 from ..native.memory import LargePages
 from ..native.tape import empty, run
 from . import OUTPUTS, segment_of
-from .reference import dequantise, turned_weight
+from .reference import dequantise, turned_back
 
 INT8_ZERO, INT4_ZERO = 128, 8
 NUMBERS = {torch.float32, torch.bfloat16}  # of inputs and outputs in the library; others pass through float32
@@ -28,7 +28,7 @@ VALUES_PER_SLICE = (1 << 15) - 1  # fewer than torch would spread over its threa
 
 class _Weight(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("codes", "scale", "minimum")),
+        *((name, ctypes.c_void_p) for name in ("codes", "scale", "minimum", "balance")),
         *((name, ctypes.c_int64) for name in ("outputs", "inputs", "groups", "group", "segment")),
         *((name, ctypes.c_int64) for name in ("bits", "halves", "zero", "turned")),
     )
@@ -66,6 +66,7 @@ class Panels:
     bits: int
     zero: int
     turned: bool
+    balance: Tensor | None
     address: _Weight
 
     def values(self, rows: Tensor) -> Tensor:
@@ -77,10 +78,10 @@ class Panels:
         whole = codes.flatten(1)[:, : self.shape[1]].to(torch.int16) - self.zero
         minimum = None if self.minimum is None else self.minimum[panel, :, lane]
         values = dequantise(whole, self.scale[panel, :, lane], minimum, self.group)
-        return turned_weight(values) if self.turned else values
+        return turned_back(values, self.balance) if self.turned else values
 
     def num_bytes(self) -> int:
-        return sum(part.nbytes for part in (self.codes, self.scale, self.minimum) if part is not None)
+        return sum(part.nbytes for part in (self.codes, self.scale, self.minimum, self.balance) if part is not None)
 
 
 def pack_int8(weight: Int8Weight, memory: LargePages) -> Panels:
@@ -180,11 +181,13 @@ def _panels(
 ) -> Panels:
     outputs, inputs = weight.shape
     group, turned = min(weight.group, inputs), isinstance(weight, Int8Weight) and weight.turned
+    balance = memory.copy(weight.balance) if isinstance(weight, Int8Weight) and weight.balance is not None else None
     scale = by_panel(weight.scale, memory)
     minimum = None if minimum is None else by_panel(minimum, memory)
     address = _Weight(
-        *(codes.data_ptr(), scale.data_ptr(), None if minimum is None else minimum.data_ptr()),
+        *(codes.data_ptr(), scale.data_ptr()),
+        *(None if part is None else part.data_ptr() for part in (minimum, balance)),
         *(outputs, inputs, scale.shape[1], group, segment_of(group, inputs, turned)),
         *(bits, scale.dtype == torch.float16, zero, turned),
     )
-    return Panels(codes, scale, minimum, weight.shape, group, bits, zero, turned, address)
+    return Panels(codes, scale, minimum, weight.shape, group, bits, zero, turned, balance, address)

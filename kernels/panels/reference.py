@@ -28,14 +28,20 @@ def rounded(x: Tensor, segment: int = SEGMENT) -> Tensor:
     return (codes * scale.unsqueeze(-1)).flatten(1)[:, : x.shape[1]]
 
 
-def turned(x: Tensor) -> Tensor:
-    """x [T, H] turned, float32; done twice, it gives x back."""
-    return hadamard(x.float(), TURNED)
+def turned(x: Tensor, balance: Tensor | None = None) -> Tensor:
+    """x [T, H] times the factors `balance` [H], turned, float32."""
+    return hadamard(x.float() if balance is None else x.float() * balance, TURNED)
 
 
-def turned_weight(values: Tensor) -> Tensor:
-    """values [O, H] float32 of a weight, turned."""
-    return hadamard_product(values, TURNED)
+def turned_weight(values: Tensor, balance: Tensor | None = None) -> Tensor:
+    """values [O, H] float32 of a weight for inputs that are turned: divided by `balance` [H] first."""
+    return hadamard_product(values if balance is None else values / balance, TURNED)
+
+
+def turned_back(values: Tensor, balance: Tensor | None = None) -> Tensor:
+    """The values [O, H] float32 that `turned_weight` was given."""
+    values = hadamard_product(values, TURNED)
+    return values if balance is None else values * balance
 
 
 def dequantise(codes: Tensor, scale: Tensor, minimum: Tensor | None, group: int) -> Tensor:

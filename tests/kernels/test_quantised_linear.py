@@ -7,6 +7,7 @@ import pytest
 import torch
 from backends import NATIVE, each_backend
 
+from batchgen.engine.balance import balancing
 from batchgen.engine.weights.quantise import to_int8
 from batchgen.kernels import Kernels
 from batchgen.kernels.case import normal
@@ -115,8 +116,8 @@ def test_threads_change_no_answer(kernels: Kernels) -> None:
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_rows_of_a_packed_weight(kernels: Kernels, group: int, symmetric: bool) -> None:
     rows = torch.tensor([50, 0, 17, 17, 15])
-    turned = int8(51, 128, Form(minimum=False, turned=True))
-    for weight in (int8(51, 102, Form(group)), int8(51, 101, Form(group, minimum=False)), turned):
+    turned = (int8(51, 128, Form(minimum=False, turned=True, balanced=balanced)) for balanced in (False, True))
+    for weight in (int8(51, 102, Form(group)), int8(51, 101, Form(group, minimum=False)), *turned):
         check_rows(kernels, kernels.pack_int8(weight), weight.values()[rows], rows)
     weight4 = int4(51, 102, Form(group, symmetric=symmetric))
     check_rows(kernels, kernels.pack_int4(weight4), weight4.values()[rows], rows)
@@ -167,6 +168,20 @@ def test_turning_spreads_a_number_that_stands_out(kernels: Kernels) -> None:
         return float((out - exact).square().mean().sqrt())
 
     assert lost(turn=True) < lost(turn=False) / 3
+
+
+@each_backend
+def test_a_balanced_weight_errs_less_where_an_input_is_strong(kernels: Kernels) -> None:
+    x, values = normal((50, 192), torch.float32, 1), normal((48, 192), torch.float32, 2, 0.1)
+    x[:, 100] *= 30
+    exact = x @ values.T
+
+    def lost(balance: torch.Tensor | None) -> float:
+        weight = to_int8(values, turn=True, balance=balance)
+        out = kernels.linear_int8(x, kernels.pack_int8(weight), None, torch.float32)
+        return float((out - exact).square().mean().sqrt())
+
+    assert lost(balancing(values, x)) < lost(None) / 1.5
 
 
 @each_backend
