@@ -42,6 +42,7 @@ sys.path[:0] = ["tests/benchmarks", "tests/support"]
 from checkout import use_checkout
 use_checkout()
 from gpu_checks import check_case
+from gpu_kernels import make_step
 from gpu_workers import outcomes, started, workers
 
 class Standing:  # in for a GPU: the processes are told to use the CPU
@@ -52,6 +53,7 @@ class Standing:  # in for a GPU: the processes are told to use the CPU
 if __name__ == "__main__":
     with workers(Standing()) as pool:
         calls = started(pool, check_case, [(0, 0, "float32", "cpu"), (0, 0, "float32", "abacus")])
+        calls += started(pool, make_step, [(0, "cpu", True)])
         print(*outcomes(calls, lambda: 100.0), sep="|")
         print(*outcomes(started(pool, __import__("time").sleep, [(100,)]), lambda: 0.1), sep="|")
 """
@@ -62,9 +64,10 @@ def test_checks_run_in_processes_that_end_when_time_is_over(tmp_path):
     script.write_text(SPREAD, encoding="utf-8")
     done = subprocess.run([sys.executable, str(script)], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    (off, fault), (late,) = (line.split("|") for line in done.stdout.splitlines())
+    (off, fault, made), (late,) = (line.split("|") for line in done.stdout.splitlines())
     assert 0 <= float(off) <= 1
     assert fault == "ValueError: device 'abacus': no kernels for it (there are: cpu, cuda)"
+    assert made == "None"
     assert late == "left out"
 
 
