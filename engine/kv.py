@@ -76,7 +76,9 @@ def copy_at_once(stored: Tensor, pairs: list[tuple[int, int]]) -> None:
     stored_bytes = stored.view(torch.uint8)
     most = max(1, COPY_BYTES * stored_bytes.shape[3] // max(1, stored_bytes.numel()))
     for first in range(0, len(pairs), most):
-        source, destination = torch.tensor(pairs[first : first + most]).to(stored.device, non_blocking=True).unbind(1)
+        places = torch.tensor(pairs[first : first + most])
+        places = places.pin_memory() if stored.is_cuda else places  # or the copy may wait for the step under way
+        source, destination = places.to(stored.device, non_blocking=True).unbind(1)
         stored_bytes[:, :, :, destination] = stored_bytes[:, :, :, source]
 
 

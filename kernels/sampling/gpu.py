@@ -99,7 +99,7 @@ def plan_logprobs(logits: Tensor, tokens: Tensor, own: Tensor, values: Tensor, i
 
 def _scratch(rows: int, device: torch.device) -> tuple[Tensor, ...]:
     """Best, mass, floor and count of each row [R], values and ids of its candidates [R, MOST_CANDIDATES]."""
-    best, mass = torch.empty((2, rows), dtype=torch.float32, device=device)
+    best, mass = (torch.empty(rows, dtype=torch.float32, device=device) for _ in range(2))
     floor = torch.empty(rows, dtype=torch.int64, device=device)
     count = torch.empty(rows, dtype=torch.int32, device=device)
     values = torch.empty((rows, MOST_CANDIDATES), dtype=torch.float32, device=device)

@@ -77,6 +77,19 @@ def test_a_grid_holds_any_number_of_rows(name: str, launch: Launch) -> None:
     assert all(count <= MOST_DOWN for count in launch.grid[1:]), name
 
 
+def test_draws_are_compiled_once_for_any_number_of_rows() -> None:
+    """Addresses that are multiples of 16 bytes for some numbers of rows alone would have them compiled anew."""
+    kinds = set()
+    for rows in range(1, 9):
+        logits, by_row, tokens = torch.zeros(rows, 64), torch.zeros(rows), torch.zeros(rows, dtype=torch.int64)
+        drawn = Filters(by_row, tokens, by_row, by_row, torch.zeros(rows, 2, dtype=torch.int64))
+        ranked = (logits, tokens, by_row, torch.zeros(rows, 3), torch.zeros(rows, 3, dtype=torch.int64))
+        for launch in (*sampling.plan_sample(logits, drawn, tokens), *sampling.plan_logprobs(*ranked)):
+            tensors = [part for part in launch.arguments if isinstance(part, torch.Tensor)]
+            kinds.add((launch.kernel.fn.__name__, tuple(part.data_ptr() % 16 for part in tensors)))
+    assert len(kinds) == len({name for name, _ in kinds})
+
+
 WHOLE_ROWS = {"draw_from_all", "gather_candidates", "check_finite"}
 
 
