@@ -22,15 +22,17 @@ MOST_LOSS = 0.6  # of a step (one that others disturbed counts as half a step lo
 LOST_SHARE = 0.01  # and of a run's seconds so far,
 DOUBT = 0.03  # and of the seconds of the window, as these are not known better: what drafts may cost before they rest
 SURE = 0.9  # the chance of a token for which drafting must at least pay
-FIRST = 2  # drafted tokens, or one for eight sequences, to try where it is not known what they take
-LEAST_GAIN = 0.01  # of a step's seconds
+FIRST = 2  # drafted tokens, or one for four sequences, to try where it is not known what they take
+LEAST_GAIN = 0.015  # of a step's seconds, as these are not known better
+CHEAP = 0.005  # of a step's seconds: what asking the drafter may take in vain, step for step
+LONGEST_SLEEP = 16  # steps for which it is not asked when it is dearer, twice as long after every time in vain
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
     """Seconds of a step of `sequences` without drafts, and those of them that each sequence adds.
 
-    The latter are spent for every token however it is made; the rest once for every step, so fewer steps save it.
+    The latter are saved with every token that need not be fed later; the rest is spent once for every step.
     """
 
     sequences: int
@@ -65,6 +67,8 @@ class Controller:
         self._rest_until = 0
         self._rest = REST
         self._rested_at = 0  # sequences when the rest began
+        self._sleep_until = 0
+        self._sleep = 1
         self._tried = 0  # steps of this window that tried drafts
         self._seconds = 0.0  # of all steps
         self._tried_seconds = 0.0  # what these took
@@ -89,6 +93,7 @@ class Controller:
         ]
         places.sort(key=lambda place: -place[0])
         count = self._best_count(((path, chance) for _, _, path, chance in places), prices)
+        self._note(count, prices)
         lengths = [0] * len(drafts)
         for _, index, _, _ in places[:count]:
             lengths[index] += 1
@@ -116,7 +121,8 @@ class Controller:
         prices = self._prices(len(step.feeds))
         self._judge(prices)
         drafted = step.num_tokens - prices.sequences
-        expected = prices.plain + asking + drafted * self._per_token(prices, step.num_tokens)
+        adds = self._per_token(prices, step.num_tokens) if drafted else 0.0
+        expected = prices.plain + asking + drafted * adds
         seconds = min(seconds, OUTLIER * expected)
         self._balance += prices.plain - seconds
         self._tried, self._tried_seconds = self._tried + 1, self._tried_seconds + seconds
@@ -129,7 +135,7 @@ class Controller:
         size = len(step.feeds)
         if not decodes_only(step) or self._steps % self._plain_every == 0 or not self._plain.knows(size):
             return False
-        if self._steps < self._rest_until and 2 * size > self._rested_at:
+        if self._steps <= self._sleep_until or (self._steps < self._rest_until and 2 * size > self._rested_at):
             return False
         laggards = sorted(chances_to_be_last(step), reverse=True)[: max(1, size // 4)]
         return self._best_count(((SURE, last) for last in laggards), self._prices(size), self._asking * size) > 0
@@ -155,7 +161,7 @@ class Controller:
             if rounded(num_tokens) != size:
                 size = rounded(num_tokens)
                 added = self._per_token(prices, num_tokens)
-                if count > max(FIRST, prices.sequences // 8) + self._added.known(num_tokens):
+                if count > max(FIRST, prices.sequences // 4) + self._added.known(num_tokens):
                     break
             right += chance
             progress += chance * last
@@ -165,6 +171,14 @@ class Controller:
             if ratio < least and saved - spent > LEAST_GAIN * prices.plain:
                 best, least = count, ratio
         return best
+
+    def _note(self, count: int, prices: Prices) -> None:
+        """So many tokens are fed of what the drafter was asked for."""
+        if count or self._asking * prices.sequences < CHEAP * prices.plain:
+            self._sleep = 1
+        else:
+            self._sleep_until = self._steps + self._sleep
+            self._sleep = min(2 * self._sleep, LONGEST_SLEEP)
 
     def _judge(self, prices: Prices) -> None:
         """Rests, longer each time, when drafts have cost too much, or did not pay in a whole window."""

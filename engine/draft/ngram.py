@@ -44,8 +44,8 @@ class OwnText:
 
 def common_suffix(tokens: list[int], first: int, second: int) -> int:
     """How many tokens before two places are equal, up to DEEPEST."""
-    length = 0
-    while length < min(first, DEEPEST) and tokens[first - length - 1] == tokens[second - length - 1]:
+    length, most = 0, min(first, DEEPEST)
+    while length < most and tokens[first - length - 1] == tokens[second - length - 1]:
         length += 1
     return length
 

@@ -115,8 +115,8 @@ class FinishedAnswers:
         self.younger.add(tokens)
 
     def draft(self, tokens: list[int], most: int) -> Draft:
-        drafts = (automaton.draft(tokens, most) for automaton in (self.younger, self.older))
-        return max(drafts, key=lambda draft: draft.expected)
+        drafts = (automaton.draft(tokens, most) for automaton in (self.younger, self.older) if automaton.size)
+        return max(drafts, key=lambda draft: draft.expected, default=NO_DRAFT)
 
 
 class SuffixDrafter:

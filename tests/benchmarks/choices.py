@@ -76,11 +76,11 @@ class Engines:
         self._loaded: dict[tuple[str, str], Engine] = {}
 
     def take(self, chosen: Configuration) -> Engine:
-        key = chosen.weights, chosen.kv_cache
+        key = chosen.weights, "bfloat16" if chosen.kv_cache == "auto" else chosen.kv_cache
         if key not in self._loaded:
             self._loaded[key] = Engine.load(
                 str(demo_model_path()), device="cpu", dtype="bfloat16", weights=chosen.weights, memory=MEMORY,
-                kv_cache=chosen.kv_cache,
+                kv_cache=key[1],
             )  # fmt: skip
         self._loaded[key].adopt(chosen.limits)
         return self._loaded[key]

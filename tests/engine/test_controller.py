@@ -137,6 +137,20 @@ def test_what_a_step_without_drafts_takes_is_measured_whatever_was_planned_since
     assert set(plain) == {0.02}
 
 
+@pytest.mark.parametrize(("asking", "least", "most"), [(1e-6, 150, 200), (2e-3, 5, 40)])
+def test_a_drafter_that_finds_nothing_is_asked_ever_less_when_that_takes_time(asking, least, most):
+    controller, times = Controller(), 0
+    sequences = [Row(5000, 1.0).sequence for _ in range(8)]
+    for _ in range(200):
+        opened = controller.opens(step_of(sequences))
+        if opened:
+            times += 1
+            controller.asked(8, asking)
+            assert controller.lengths(dict.fromkeys(sequences, DRAFT.cut(0)), step_of(sequences)) == [0] * 8
+        controller.timed(step_of(sequences, tries_drafts=opened), 0.02 + asking * opened)
+    assert least < times < most
+
+
 @given(lengths=st.lists(st.integers(1, 500), min_size=1, max_size=30), draining=st.booleans())
 def test_the_longer_an_answer_the_likelier_it_ends_last(lengths, draining):
     rows = [Row(length, 0.5) for length in lengths]
