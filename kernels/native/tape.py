@@ -14,9 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 ALIGNMENT = 64
+READS = {"__get__", "__len__", "data_ptr", "dim", "is_contiguous", "size", "stride"}
+VIEWS = {"__getitem__", "contiguous", "flatten", "reshape", "split_with_sizes", "unsqueeze", "view"}  # or copies
+OVER_MEMORY = "frombuffer"
 
 
 class NotRecordableError(RuntimeError):
@@ -61,13 +64,23 @@ class Memory:
         return torch.frombuffer(lease, dtype=dtype, count=prod(shape)).view(shape)
 
 
-class _NothingBeside(TorchDispatchMode):
+class _NothingBeside(TorchFunctionMode):
     """Lets torch look at tensors, and compute nothing: that would not be on the tape."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not func.is_view:
-            raise NotRecordableError(f"{func} has no entry in the native libraries")
-        return func(*args, **(kwargs or {}))
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", str(func))
+        if name in READS or name in VIEWS or name == OVER_MEMORY:
+            result = func(*args, **(kwargs or {}))
+            if name == OVER_MEMORY or _no_copies(result, args):
+                return result
+        raise NotRecordableError(f"torch.{name} has no entry in the native libraries")
+
+
+def _no_copies(result: Any, args: Any) -> bool:
+    """No tensor of the result has memory of its own."""
+    found = result if isinstance(result, (tuple, list)) else (result,)
+    known = {arg.untyped_storage().data_ptr() for arg in args if isinstance(arg, Tensor)}
+    return all(part.untyped_storage().data_ptr() in known for part in found if isinstance(part, Tensor))
 
 
 class _Entry(ctypes.Structure):

@@ -47,7 +47,14 @@ def test_recording_runs_nothing(kernels: NativeKernels) -> None:
 @each_library
 def test_what_torch_computes_is_refused_and_recording_ends(kernels: NativeKernels) -> None:
     x, weight = torch.ones(3, 64), torch.ones(64)
-    for beside in (lambda y: y + 1, lambda y: y[torch.arange(2)], lambda y: torch.empty_like(y), lambda y: y.double()):
+    for beside in (
+        lambda y: y + 1,
+        lambda y: y.T.contiguous(),
+        lambda y: y.add_(1),
+        lambda y: y[torch.arange(2)],
+        lambda y: torch.empty_like(y),
+        lambda y: y.double(),
+    ):
         with pytest.raises(NotRecordableError):
             Tape(Memory()).record(lambda beside=beside: beside(kernels.rms_norm(x, weight, 1e-5)))
     with pytest.raises(ZeroDivisionError):
