@@ -26,11 +26,11 @@ where x' is what a table makes of the activations. `rounding(weight)` names its 
 CPUs take int8 with segments of 64, or gcd(G, 64) where groups do not consist of whole segments; where the weight is
 turned, with the longest of 256, 192, 128 and 64 that H consists of. (The longer, the faster and the coarser. Mean KL
 from SmolLM2 in float32 once its linears have 8 bits, in nat: segments of 32 0.0070, of 64 0.0088, of 192 0.0152;
-turned, of 192 and 256, 0.0044.) GPUs take int8 or e4m3 with one scale for each token where a weight of 8 bits has one
-scale for each output, e4m3 with segments of 128 where its groups consist of whole ones, and leave activations alone
-with any other weight of 8 bits. With 4 bits in groups of 32 or multiples they take e4m3 with one scale for each token
-where the chip multiplies such numbers (for the vendor's product, of many tokens, x' is rounded to the dtype of x), and
-leave them alone elsewhere. GPUs leave activations alone with a turned weight too.
+turned, of 192 and 256, 0.0044, and balanced 0.0029.) GPUs take int8 or e4m3 with one scale for each token where a
+weight of 8 bits has one scale for each output, e4m3 with segments of 128 where its groups consist of whole ones, and
+leave activations alone with any other weight of 8 bits. With 4 bits in groups of 32 or multiples they take e4m3 with
+one scale for each token where the chip multiplies such numbers (for the vendor's product, of many tokens, x' is rounded
+to the dtype of x), and leave them alone elsewhere. GPUs leave activations alone with a turned weight too.
 
 Codes are multiplied and summed over a segment in whole numbers, hence exactly; sums over segments are float32. (Sums
 of e4m3 by the tensor cores keep some 14 bits within 128 products.) A token with a number that is not finite gives
