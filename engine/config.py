@@ -43,6 +43,7 @@ BLOCK_SIZE = 16
 ADOPTED = "max_batch_tokens", "max_sequences", "speculation"  # settings that an engine can change between runs
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 SELF = "self"  # as the path of a draft model: the model that is run, its weights in INT4
+HEADS_FILES = "medusa_lm_head.safetensors", "medusa_lm_head.pt"  # one of them holds Medusa heads
 _SMALLEST_MEMORY = 2**10  # a number between 1 and this is neither a share nor a sensible count of bytes
 
 

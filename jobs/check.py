@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from batchgen.engine.config import HEADS_FILES, SELF, DraftSpeculation
 from batchgen.pipeline.chat import ChatTemplate
 from batchgen.pipeline.files import find_files
 from batchgen.pipeline.place import is_url, names_of, place
@@ -79,8 +80,27 @@ def check_files(job: Job) -> None:
             continue
         if not Path(local_or_hub(value, job.base) if key != "chat_template" else job.base / value).exists():
             raise UsageError(f"{job.source}: model.{key}: {value} does not exist")
+    _require_drafter(job)
     if (template := chat_template(job)) is not None:
         _named(job, lambda: ChatTemplate(template, {}, date.today().isoformat(), "model.chat_template"))
+
+
+def _require_drafter(job: Job) -> None:
+    """What `engine.speculation` names must be there, and be a model or heads as it says."""
+    chosen = job.engine.speculation
+    if isinstance(chosen, str):
+        return
+    key, value = ("model", chosen.model) if isinstance(chosen, DraftSpeculation) else ("path", chosen.path)
+    if value == SELF or ("/" in value and not is_local(value, job.base)):
+        return  # a Hub id
+    found, place = job.base / Path(value).expanduser(), f"{job.source}: engine.speculation.{key}: {value}"
+    if not found.exists():
+        raise UsageError(f"{place} does not exist")
+    has_heads = any((found / name).is_file() for name in HEADS_FILES)
+    if key == "model" and has_heads:
+        raise UsageError(f"{place} holds Medusa heads and no model; write {{kind: medusa, path: {value}}}")
+    if key == "path" and not has_heads:
+        raise UsageError(f"{place} has none of {', '.join(HEADS_FILES)}; name what `batchgen heads` wrote")
 
 
 def _require_apart(job: Job) -> None:

@@ -17,6 +17,7 @@ from batchgen.engine.profile import workload_of
 from batchgen.engine.rates import Rates
 from batchgen.engine.request import Request
 
+from .errors import UsageError
 from .job import Job
 from .models import Models
 
@@ -89,6 +90,13 @@ class Situation:
         return predict(
             self.work, settings, self.rates, _memory(self.job, self.place) / self.rates.kv_bytes[settings.kv_cache]
         )
+
+    def require_room(self, settings: Settings) -> None:
+        """Raises UsageError when the memory for keys and values holds not even one block."""
+        needed = settings.block_size * self.rates.kv_bytes[settings.kv_cache]
+        if _memory(self.job, self.place) < needed:
+            memory = self.job.engine.memory
+            raise UsageError(f"{self.job.source}: engine.memory: {memory} holds no KV block of {needed} bytes; raise it")
 
     @property
     def _own(self) -> dict[str, Any]:

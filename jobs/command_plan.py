@@ -38,10 +38,11 @@ def plan_job(job: Job, models: Models | None = None, as_json: bool = False, expl
     advice = advise(planner.written.prompt, planner.source, planner.sample)
     situation = Situation.of(planner.job, models, planner.first, planner.num_asked, measure=False)
     chosen = situation.choose()
+    situation.require_room(chosen.settings)
     if as_json:
         yield json.dumps(_figures(planner, advice, situation, chosen), ensure_ascii=False)
         return
-    yield from _lines(planner, advice, situation, chosen)
+    yield from _lines(planner, advice, situation, chosen, "" if explain else "; --explain has the settings")
     if explain:
         yield from explain_choices(situation, chosen)
 
@@ -98,12 +99,13 @@ def _seconds(planner: Planner, chosen: Chosen) -> float:
 
 def _basis(situation: Situation) -> str:
     return (
-        f"on this machine, at {situation.rates.basis} rates, with {situation.work.answer:.0f} tokens an answer; "
-        "--explain has the settings"
+        f"on this machine, at {situation.rates.basis} rates, with {situation.work.answer:.0f} tokens an answer"
     )
 
 
-def _lines(planner: Planner, advice: list[Advice], situation: Situation, chosen: Chosen) -> Iterator[str]:
+def _lines(
+    planner: Planner, advice: list[Advice], situation: Situation, chosen: Chosen, hint: str
+) -> Iterator[str]:
     found, failing = planner.statistics, sum(planner.errors.values())
     codes = ", ".join(f"{count} {code}" for code, count in planner.errors.most_common())
     reasons = f" ({codes})" if codes else ""
@@ -133,7 +135,7 @@ def _lines(planner: Planner, advice: list[Advice], situation: Situation, chosen:
     if planner.job.prompt.reorder:
         yield planner.arrangement.describe()
     yield from (f"advice: {line}" for line in in_words(advice, found.tokens))
-    yield f"estimated time: {duration(_seconds(planner, chosen))} ({_basis(situation)})"
+    yield f"estimated time: {duration(_seconds(planner, chosen))} ({_basis(situation)}{hint})"
     for step in planner.later:
         yield f"{step.step}: its prompts depend on answers; at most {_most_tokens(step)} answer tokens a row"
 

@@ -23,7 +23,7 @@ LOST_SHARE = 0.01  # and of a run's seconds so far,
 DOUBT = 0.03  # and of the seconds of the window, as these are not known better: what drafts may cost before they rest
 SURE = 0.9  # the chance of a token for which drafting must at least pay
 FIRST = 2  # drafted tokens, or one for four sequences, to try where it is not known what they take
-LEAST_GAIN = 0.015  # of a step's seconds, as these are not known better
+LEAST_GAIN = 0.025  # of a step's seconds, as these are not known better
 CHEAP = 0.005  # of a step's seconds: what asking the drafter may take in vain, step for step
 LONGEST_SLEEP = 16  # steps for which it is not asked when it is dearer, twice as long after every time in vain
 

@@ -15,6 +15,7 @@ from torch.nn.functional import silu
 
 from ...kernels import Kernels
 from ..checkpoint import ModelError, resolve
+from ..config import HEADS_FILES
 from ..decoder import Decoder
 from ..linear import DenseLinear
 from ..runner import draw_in_parts
@@ -24,7 +25,8 @@ from ..weights.load import WeightReader
 from ..weights.pickled import PickledReader
 from ..weights.safetensors import SafetensorsReader
 
-SAFETENSORS, PICKLED, CONFIG = "medusa_lm_head.safetensors", "medusa_lm_head.pt", "config.json"
+SAFETENSORS, PICKLED = HEADS_FILES
+CONFIG = "config.json"
 NUM_HEADS, NUM_LAYERS = "medusa_num_heads", "medusa_num_layers"
 
 _READERS: dict[str, Callable[[list[Path]], WeightReader]] = {SAFETENSORS: SafetensorsReader, PICKLED: PickledReader}

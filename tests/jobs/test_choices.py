@@ -23,6 +23,7 @@ from batchgen.jobs import Job, choices, models, run
 from batchgen.jobs.choices import Adaptation, Situation, limits_of, measured
 from batchgen.jobs.cluster.models import ClusterModels
 from batchgen.jobs.command_plan import plan_job
+from batchgen.jobs.errors import UsageError
 from batchgen.jobs.models import Models
 
 HERE = Place("cpu", "a processor")
@@ -81,12 +82,22 @@ def test_plan_explains_each_choice_with_its_alternatives(tmp_path: Path) -> None
     write_rows(tmp_path, 8)
     job = make_job(tmp_path, prompt__on_null="empty")
     plain, explained = ("\n".join(plan_job(job, FakeModels(), explain=wanted)) for wanted in (False, True))
+    hint = "; --explain has the settings"
+    assert hint in plain
+    plain = plain.replace(hint, "")
     assert explained.startswith(plain)
     for words in ("tokens a step: ", "answers at once: ", "speculation: ", "KV cache: float32 (as the job says)"):
         assert words in explained[len(plain) :]
     assert explained.count("first row after") > 10
     (line,) = plan_job(job, FakeModels(), as_json=True)
     assert json.loads(line)["choices"]["settings"]["weights"] == "native"  # float32 computes exactly
+
+
+def test_plan_refuses_memory_that_holds_no_block(tmp_path: Path) -> None:
+    write_rows(tmp_path, 8)
+    job = make_job(tmp_path, prompt__on_null="empty", engine__memory="1KiB")
+    with pytest.raises(UsageError, match=r"engine\.memory: 1KiB holds no KV block of \d+ bytes; raise it"):
+        list(plan_job(job, FakeModels()))
 
 
 class _Small(Models):

@@ -173,5 +173,27 @@ def test_heads_that_are_not_there_end_a_job_in_one_line(
 ) -> None:
     written_rows(tmp_path)
     overrides = {"model__path": str(model), "engine__speculation": {"kind": "medusa", "path": "./nowhere"}}
-    assert invoke(["run", str(write_job(tmp_path, **overrides)), "--quiet"]) == 1
-    assert "engine.speculation: " in capsys.readouterr().err
+    assert invoke(["run", str(write_job(tmp_path, **overrides)), "--quiet"]) == 2
+    assert "engine.speculation.path: ./nowhere does not exist" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("speculation", "words"),
+    [
+        ({"kind": "medusa", "path": "nowhere"}, "engine.speculation.path: nowhere does not exist"),
+        ({"kind": "medusa", "path": "."}, "engine.speculation.path: . has none of medusa_lm_head.safetensors"),
+        ({"kind": "draft", "model": "./nowhere"}, "engine.speculation.model: ./nowhere does not exist"),
+        ({"kind": "draft", "model": "trained"}, "model: trained holds Medusa heads and no model; write {kind: medusa"),
+    ],
+)
+@pytest.mark.parametrize("command", ["check", "plan", "run"])
+def test_a_drafter_that_is_not_there_is_told_before_anything_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, speculation: dict[str, str], words: str
+) -> None:
+    written_rows(tmp_path)
+    (tmp_path / "trained").mkdir()
+    (tmp_path / "trained/medusa_lm_head.safetensors").write_bytes(b"")
+    assert invoke([command, str(write_job(tmp_path, engine__speculation=speculation))]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
