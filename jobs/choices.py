@@ -95,8 +95,8 @@ class Situation:
         """Raises UsageError when the memory for keys and values holds not even one block."""
         needed = settings.block_size * self.rates.kv_bytes[settings.kv_cache]
         if _memory(self.job, self.place) < needed:
-            memory = self.job.engine.memory
-            raise UsageError(f"{self.job.source}: engine.memory: {memory} holds no KV block of {needed} bytes; raise it")
+            place = f"{self.job.source}: engine.memory: {self.job.engine.memory}"
+            raise UsageError(f"{place} holds no KV block of {needed} bytes; raise it")
 
     @property
     def _own(self) -> dict[str, Any]:

@@ -98,14 +98,10 @@ def _seconds(planner: Planner, chosen: Chosen) -> float:
 
 
 def _basis(situation: Situation) -> str:
-    return (
-        f"on this machine, at {situation.rates.basis} rates, with {situation.work.answer:.0f} tokens an answer"
-    )
+    return f"on this machine, at {situation.rates.basis} rates, with {situation.work.answer:.0f} tokens an answer"
 
 
-def _lines(
-    planner: Planner, advice: list[Advice], situation: Situation, chosen: Chosen, hint: str
-) -> Iterator[str]:
+def _lines(planner: Planner, advice: list[Advice], situation: Situation, chosen: Chosen, hint: str) -> Iterator[str]:
     found, failing = planner.statistics, sum(planner.errors.values())
     codes = ", ".join(f"{count} {code}" for code, count in planner.errors.most_common())
     reasons = f" ({codes})" if codes else ""
