@@ -11,7 +11,8 @@ namespace batchgen {
 constexpr int LANES = 64;        // (query, head) pairs worked on at once by the wide path
 constexpr int MAX_LANES = 256;   // of a task
 constexpr int WIDE_KEYS = 96;    // keys of a tile of the wide path
-constexpr int NARROW_LANES = 4;  // tasks of so few lanes a head take the narrow path
+constexpr int NARROW_LANES = 16; // tasks of so few lanes a head take the narrow path
+constexpr int PART_LANES = 4;    // of a head that pass a key together there
 constexpr int UNIT_LANES = 16;   // of all heads of such a task
 constexpr float NO_SCORE = -1e30f;  // largest score before any was seen: finite, so that differences are numbers
 
@@ -132,11 +133,6 @@ inline void locate(const Plan& plan, const Call& call, const Task& task, int kv_
         const int64_t run = plan.block_size - offset < end - slots ? plan.block_size - offset : end - slots;
         for (int64_t key = 0; key < run; ++key) *slots++ = slot + key;
     }
-}
-
-inline void prefetch(const void* row, int64_t bytes) {
-#pragma GCC unroll 8
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(row) + at, 0, 3);
 }
 
 constexpr KVFormat plain_format(const float*) { return KV_FLOAT32; }

@@ -1,101 +1,15 @@
-// Attention of one or a few (query, head) lanes a head over a run of keys: every key is read once, in place, for all
-// lanes. A vector holds neighbouring numbers of one key. All heads of a task pass a tile of keys before the next: so what
-// is read lies in long runs. What comes two tiles later, at last the first keys of the next task, is fetched meanwhile.
+// Attention of few (query, head) lanes a head over a run of keys: every key is read once, in place, for all lanes.
+// All heads of a task pass a tile of keys before the next. While its keys are scored its values are fetched, and while
+// these are gathered the keys of the next tile, at last the first of the next task.
 #include <algorithm>
 #include <memory>
 
 #include "cpu_narrow.h"
-#include "cpu_narrow_codes.h"
-#include "cpu_narrow_plain.h"
 #include "cpu_narrow_walk.h"
+#include "cpu_narrow_ways.h"
 
 namespace batchgen {
 namespace {
-
-// The rows at `slots` in order, as numbers of type O; scales of whole rows are multiplied later.
-template <class Format, int FIXED, class O>
-void convert(const Stored& stored, const int64_t* slots, int given, O* out) {
-    const int width = FIXED ? FIXED : given;
-    const float one = 1;
-    for (int key = 0; key < TILE; ++key) {
-        const float* scales = stored.num_scales > 1 ? stored.scales + slots[key] * stored.num_scales : &one;
-        Format::row(stored.codes + slots[key] * stored.row_bytes, scales, width, out + key * width);
-    }
-}
-
-template <class O>
-using Convert = void(const Stored&, const int64_t* slots, int width, O* out);
-
-// How rows of a format become numbers of type O.
-template <int FIXED, class O>
-Convert<O>* converter(int64_t format) {
-#if defined(__AVX512BF16__)
-    if constexpr (FIXED && sizeof(O) == 2)
-        if (format == KV_FP8) return convert<Float8Pairs, FIXED, O>;
-#endif
-    switch (format) {
-        case KV_FLOAT32: return convert<ReadPlain<float>, FIXED, O>;
-        case KV_BFLOAT16: return convert<ReadPlain<bfloat16>, FIXED, O>;
-        case KV_FP8: return convert<ReadScaled<ReadFloat8>, FIXED, O>;
-        case KV_INT8: return convert<ReadScaled<ReadInt8>, FIXED, O>;
-        default: return convert<ReadInt4, FIXED, O>;
-    }
-}
-
-// How a task reads its keys and values; chosen by their formats, the lanes of a head and the width.
-template <class Plain, class Q>
-struct Ways {
-    void (*keep_query)(Scratch&, int lane, const Q* row, int width);
-    void (*score)(Scratch&, int lane, const Strip& keys, int width);
-    void (*gather)(Scratch&, int lane, const Strip& values, int width);
-    Vec (*result)(const float* sums, int at);
-    Convert<typename Plain::Operand> *convert_keys, *convert_values;  // null: read in place
-};
-
-template <class Plain, int N, int FIXED, class Q>
-Ways<Plain, Q> choose(const Call& call) {
-    using Operand = typename Plain::Operand;
-    const auto conversion = [](int64_t format) {
-        return format == plain_format(static_cast<Operand*>(nullptr)) ? nullptr : converter<FIXED, Operand>(format);
-    };
-    Ways<Plain, Q> ways{Plain::keep_query, Plain::template score<N, FIXED>, Plain::template gather<N, FIXED>,
-                        Plain::result,     conversion(call.keys.format),    conversion(call.values.format)};
-#if defined(__AVX512VNNI__)
-    if constexpr (sizeof(Q) == 2) {
-        const bool lines = call.head_dim % Codes::LINE == 0;
-        if (lines && call.keys.format == KV_INT8)
-            ways.keep_query = Codes::keep_query, ways.score = Codes::score<N, FIXED>, ways.convert_keys = nullptr;
-        if (lines && call.values.format == KV_INT8)
-            ways.gather = Codes::gather<N, FIXED>, ways.result = Codes::result, ways.convert_values = nullptr;
-    }
-#endif
-    return ways;
-}
-
-template <class Plain, int N, class Q>
-Ways<Plain, Q> choose_width(const Call& call) {
-    switch (call.head_dim) {
-        case 64: return choose<Plain, N, 64, Q>(call);
-        case 128: return choose<Plain, N, 128, Q>(call);
-        default: return choose<Plain, N, 0, Q>(call);
-    }
-}
-
-template <class Plain, class Q>
-Ways<Plain, Q> choose_lanes(const Call& call, int lanes) {
-    static_assert(NARROW_LANES == 4);
-    switch (lanes) {
-        case 1: return choose_width<Plain, 1, Q>(call);
-        case 2: return choose_width<Plain, 2, Q>(call);
-        case 3: return choose_width<Plain, 3, Q>(call);
-        default: return choose_width<Plain, 4, Q>(call);
-    }
-}
-
-inline void copy(const Stored& stored, const int64_t* slots, char* out) {
-    for (int key = 0; key < TILE; ++key)
-        std::memcpy(out + key * stored.row_bytes, stored.codes + slots[key] * stored.row_bytes, stored.row_bytes);
-}
 
 // The lanes of a task on their way along its keys.
 template <class Plain, class Q>
@@ -103,19 +17,28 @@ class Lanes {
 public:
     Lanes(Scratch& s, const Target<Q>& target)
         : s_(s), target_(target), call_(target.call), scoring_(target.call), width_(int(target.call.head_dim)),
-          of_head_(int(target.task.num_queries) * target.group), lanes_(of_head_ * int(target.task.num_heads)),
-          ways_(choose_lanes<Plain, Q>(target.call, of_head_)) {
+          heads_(int(target.task.num_heads)), of_head_(int(target.task.num_queries) * target.group),
+          part_(part_of(of_head_)), lanes_(of_head_ * heads_),
+          ways_(choose<Plain, Q>(target.call, part_, of_head_ % part_)) {
         for (int lane = 0; lane < lanes_; ++lane) begin(lane);
-        for (int lane = lanes_; lane % WIDTH; ++lane)
-            for (int key = 0; key < TILE; ++key) s.scores[lane][key] = s.largest[lane] = NO_SCORE;
     }
 
-    void attend(const Tile& tile, const Tile& ahead) {
-        for (int head = 0; head < target_.task.num_heads; ++head)
-            ways_.score(s_, head * of_head_, strip(call_.keys, head, tile, ahead, ways_.convert_keys), width_);
+    void attend(const Tile& tile, const Tile& next) {
+        for (int strip = 0; strip < tile.count; ++strip)
+            for (int head = 0; head < heads_; ++head) {
+                Rows keys = place(call_.keys, ways_.keys, tile.strips[strip], head, 0);
+                keys.ahead = look_ahead(call_.values, tile, strip * heads_ + head, tile.count * heads_);
+                score(head, strip, keys);
+            }
         soften(tile);
-        for (int head = 0; head < target_.task.num_heads; ++head)
-            ways_.gather(s_, head * of_head_, strip(call_.values, head, tile, ahead, ways_.convert_values), width_);
+        for (int head = 0; head < heads_; ++head) {
+            Rows values[STRIPS];
+            for (int strip = 0; strip < tile.count; ++strip) {
+                values[strip] = place(call_.values, ways_.values, tile.strips[strip], head, strip);
+                values[strip].ahead = look_ahead(call_.keys, next, head * tile.count + strip, tile.count * heads_);
+            }
+            gather(head, values, tile.count);
+        }
     }
 
     void write_out() const {
@@ -126,16 +49,19 @@ public:
             target_.remember(partial, s_.largest[lane] * scoring_.exponent, total);
             const float sink = at_head(lane).sink(member(lane), partial, s_.largest[lane] * scoring_.exponent);
             const Vec inverse = splat(total ? 1 / (total + sink) : 0.0f);
-            for (int at = 0; at < width_; at += WIDTH) {
-                const Vec part = ways_.result(s_.output[lane], at) * inverse;
-                if (at + WIDTH <= width_) store(out + at, part);
-                else store_part(out + at, part, width_ - at);
-            }
+            ways_.arrange(s_.output[lane], width_);
+            int at = 0;
+            for (; at + WIDTH <= width_; at += WIDTH) store(out + at, load(s_.output[lane] + at) * inverse);
+            if (at < width_) store_part(out + at, load(s_.output[lane] + at) * inverse, width_ - at);
         }
     }
 
 private:
-    using Operand = typename Plain::Operand;
+    // Lanes of a head that pass a key together: as many as there is room for, in equal parts.
+    static int part_of(int lanes) {
+        const int parts = (lanes + PART_LANES - 1) / PART_LANES;
+        return (lanes + parts - 1) / parts;
+    }
 
     int query(int lane) const { return lane % of_head_ / target_.group; }
     int member(int lane) const { return lane % target_.group; }
@@ -155,37 +81,71 @@ private:
         highest_low_ = std::max(highest_low_, s_.low[lane]), lowest_high_ = std::min(lowest_high_, s_.high[lane]);
     }
 
-    Strip strip(const Stored& all, int head, const Tile& tile, const Tile& ahead, Convert<Operand>* convert) {
-        const int64_t rows = head * call_.head_step;
-        Stored stored = all;
-        stored.codes += rows * stored.row_bytes, stored.scales += rows * stored.num_scales;
-        const char* next = stored.codes + ahead.slots[0] * stored.row_bytes;
-        const float* scales = place_scales(stored, tile, ahead);
-        if (!convert && tile.side_by_side) return {stored.codes + tile.slots[0] * stored.row_bytes, next, scales};
-        char* made = reinterpret_cast<char*>(s_.rows);
-        if (convert) convert(stored, tile.slots, width_, reinterpret_cast<Operand*>(made));
-        else copy(stored, tile.slots, made);
-        prefetch(next, TILE * stored.row_bytes);
-        return {made, made, scales};
+    // The rows of a head, where they lie or brought to the room of `strip`.
+    Rows place(const Stored& all, const Way& way, const Strip& from, int head, int strip) {
+        const Stored stored = of_head(all, head);
+        const float* scales = stored.num_scales == 1 ? place_scales(stored, from, s_.scales[strip]) : nullptr;
+        if (way.in_place && from.side_by_side)
+            return {stored.codes + from.slots[0] * stored.row_bytes, scales, {}};
+        char* made = reinterpret_cast<char*>(s_.rows) + strip * STRIP * width_ * way.bytes;
+        way.bring(stored, from.slots, width_, made);
+        return {made, scales, {}};
     }
 
-    const float* place_scales(const Stored& stored, const Tile& tile, const Tile& ahead) {
-        for (int key : {0, TILE - 1}) __builtin_prefetch(stored.scales + ahead.slots[key] * stored.num_scales, 0, 3);
-        if (stored.num_scales != 1) return nullptr;
-        if (tile.side_by_side) return stored.scales + tile.slots[0];
-        for (int key = 0; key < TILE; ++key) s_.scales[key] = stored.scales[tile.slots[key]];
-        return s_.scales;
+    static const float* place_scales(const Stored& stored, const Strip& from, float* room) {
+        if (from.side_by_side) return stored.scales + from.slots[0];
+        for (int key = 0; key < STRIP; ++key) room[key] = stored.scales[from.slots[key]];
+        return room;
+    }
+
+    void score(int head, int strip, const Rows& keys) {
+        each_part(head, [&](const Part& part, int lane) { part.score(s_, lane, keys, strip, width_); });
+    }
+
+    void gather(int head, const Rows* values, int strips) {
+        each_part(head, [&](const Part& part, int lane) { part.gather(s_, lane, values, strips, width_); });
+    }
+
+    template <class Body>
+    void each_part(int head, const Body& body) {
+        int lane = head * of_head_;
+        const int end = lane + of_head_;
+        for (; lane + part_ <= end; lane += part_) body(ways_.whole, lane);
+        if (lane < end) body(ways_.rest, lane);
+    }
+
+    Stored of_head(Stored stored, int head) const {
+        const int64_t rows = head * call_.head_step;
+        stored.codes += rows * stored.row_bytes, stored.scales += rows * stored.num_scales;
+        return stored;
+    }
+
+    // What step `index` of `steps` fetches of a tile, in the order in which it lies: a strip of a head is left to the
+    // products, the scales, and what else falls to the step where tiles differ in size, are fetched at once.
+    BATCHGEN_INLINE Ahead look_ahead(const Stored& all, const Tile& tile, int index, int steps) const {
+        const int pieces = tile.count * heads_;
+        Ahead ahead;
+        for (int i = pieces * index / steps; i < pieces * (index + 1) / steps; ++i) {
+            prefetch(ahead.rows, ahead.count * ahead.row_bytes);
+            const Strip& strip = tile.strips[i / heads_];
+            const Stored stored = of_head(all, i % heads_);
+            const int64_t first = strip.slots[0];
+            prefetch(stored.scales + first * stored.num_scales, strip.count * stored.num_scales * sizeof(float));
+            ahead = {stored.codes + first * stored.row_bytes, stored.row_bytes, strip.count};
+        }
+        return ahead;
     }
 
     // Softmax of the scores of a tile under the largest so far.
     void soften(const Tile& tile) {
-        if (!scoring_.ranks(tile.first < highest_low_ || tile.first + TILE > lowest_high_)) {
-            for (int lane = 0; lane < lanes_; ++lane) cap_and_hide(lane, tile);
+        const int keys = tile.count * STRIP;
+        if (!scoring_.ranks(tile.first < highest_low_ || tile.first + keys > lowest_high_)) {
+            for (int lane = 0; lane < lanes_; ++lane) cap_and_hide(lane, tile.first, keys);
         }
         for (int lane = 0; lane < lanes_; lane += WIDTH) {
             Vec tops[WIDTH];
 #pragma GCC unroll 16
-            for (int i = 0; i < WIDTH; ++i) tops[i] = largest_of_lane(lane + i);
+            for (int i = 0; i < WIDTH; ++i) tops[i] = largest_of_lane(lane + i, keys);
             const Vec before = load(s_.largest + lane), now = larger(largest_each(tops), before);
             store(s_.correction + lane, exp2<6>((before - now) * splat(scoring_.exponent)));
             store(s_.largest + lane, now);
@@ -193,8 +153,7 @@ private:
         }
         for (int lane = 0; lane < lanes_; ++lane) {
             Vec total = load(s_.total[lane]) * splat(s_.correction[lane]);
-#pragma GCC unroll 4
-            for (int at = 0; at < TILE; at += WIDTH) {
+            for (int at = 0; at < keys; at += WIDTH) {
                 const Vec score = load(s_.scores[lane] + at);
                 const Vec p = Plain::power(fma(score, splat(scoring_.exponent), splat(s_.shift[lane])));
                 store(s_.chances[lane] + at, p);
@@ -204,17 +163,17 @@ private:
         }
     }
 
-    Vec largest_of_lane(int lane) const {
+    Vec largest_of_lane(int lane, int keys) const {
         Vec top = load(s_.scores[lane]);
-        for (int at = WIDTH; at < TILE; at += WIDTH) top = larger(load(s_.scores[lane] + at), top);
+        for (int at = WIDTH; at < keys; at += WIDTH) top = larger(load(s_.scores[lane] + at), top);
         return top;
     }
 
-    void cap_and_hide(int lane, const Tile& tile) {
-        for (int at = 0; at < TILE; at += WIDTH) {
+    void cap_and_hide(int lane, int first, int keys) {
+        for (int at = 0; at < keys; at += WIDTH) {
             Vec score = load(s_.scores[lane] + at);
             if (scoring_.cap) score = splat(scoring_.cap) * tanh(score * splat(scoring_.before_cap));
-            const Ints key = from_zero() + (tile.first + at);
+            const Ints key = from_zero() + (first + at);
             score = (key >= s_.low[lane]) & (key < s_.high[lane]) ? score : splat(-INFINITY);
             store(s_.scores[lane] + at, score);
         }
@@ -224,13 +183,14 @@ private:
     const Target<Q>& target_;
     const Call& call_;
     const Scoring scoring_;
-    const int width_, of_head_, lanes_;
-    const Ways<Plain, Q> ways_;
+    const int width_, heads_, of_head_, part_, lanes_;
+    const Ways<Q> ways_;
     int32_t highest_low_ = 0, lowest_high_ = INT32_MAX;
 };
 
+// Zeros at first: what vectors hold beside the lanes of a task are numbers.
 Scratch& scratch() {
-    static thread_local std::unique_ptr<Scratch> mine(new Scratch);
+    static thread_local std::unique_ptr<Scratch> mine(new Scratch());
     return *mine;
 }
 
@@ -239,8 +199,8 @@ void attend(const Target<Q>& target, const Target<Q>* after) {
     Lanes<Plain, Q> lanes(scratch(), target);
     Walk<Q> walk(target, after);
     for (int step = 0; step < walk.tiles(); ++step) {
-        const Tile& ahead = walk.look_ahead(step);
-        lanes.attend(walk.at(step), ahead);
+        const Tile& next = walk.look_ahead(step);
+        lanes.attend(walk.at(step), next);
     }
     lanes.write_out();
 }

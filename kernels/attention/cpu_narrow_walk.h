@@ -1,4 +1,4 @@
-// Where the keys of a task lie, tile by tile, and what is fetched ahead. Knows slots, no numbers.
+// Where the keys of a task lie, tile by tile, and what comes next. Knows slots, no numbers.
 #pragma once
 
 #include <algorithm>
@@ -8,20 +8,29 @@
 namespace batchgen {
 namespace {
 
-constexpr int AHEAD = 2;  // tiles fetched ahead
-
-// Keys of a task from `first` on; slots behind `count` repeat the last.
-struct Tile {
-    int64_t slots[TILE];  // of the task's first head
-    int first = 0, count = 0;
-    bool side_by_side;
+// Keys of a task side by side in the sequence; slots behind `count` repeat the last.
+struct Strip {
+    int64_t slots[STRIP];  // of the task's first head
+    int count;
+    bool side_by_side;  // in the pages too
 
     template <class Q>
     void find(const Target<Q>& target, int at, int end) {
-        first = at, count = std::min(TILE, end - at);
-        locate(target.plan, target.call, target.task, target.kv_head, first, count, slots);
-        std::fill(slots + count, slots + TILE, slots[count - 1]);
-        side_by_side = slots[TILE - 1] == slots[0] + TILE - 1;
+        count = std::min(STRIP, end - at);
+        locate(target.plan, target.call, target.task, target.kv_head, at, count, slots);
+        std::fill(slots + count, slots + STRIP, slots[count - 1]);
+        side_by_side = slots[STRIP - 1] == slots[0] + STRIP - 1;
+    }
+};
+
+struct Tile {
+    Strip strips[STRIPS];
+    int first = 0, count = 0;  // key of the task, strips
+
+    template <class Q>
+    void find(const Target<Q>& target, int at, int end) {
+        first = at, count = std::min(STRIPS, (end - at + STRIP - 1) / STRIP);
+        for (int i = 0; i < count; ++i) strips[i].find(target, at + i * STRIP, end);
     }
 };
 
@@ -45,34 +54,31 @@ struct Extent {
 template <class Q>
 class Walk {
 public:
-    Walk(const Target<Q>& target, const Target<Q>* after) : target_(target), after_(after), extent_(target) {
-        for (int step = 0; step < AHEAD; ++step) find(step);
-    }
+    Walk(const Target<Q>& target, const Target<Q>* after) : target_(target), after_(after), extent_(target) { find(0); }
 
     int tiles() const { return extent_.tiles(); }
-    const Tile& at(int step) const { return ring_[step % (AHEAD + 1)]; }
+    const Tile& at(int step) const { return tiles_[step % 2]; }
 
+    // The tile behind `step`; nothing is in it where nothing is known to follow.
     const Tile& look_ahead(int step) {
-        find(step + AHEAD);
-        return at(step + AHEAD);
+        find(step + 1);
+        return at(step + 1);
     }
 
 private:
     void find(int step) {
-        Tile& tile = ring_[step % (AHEAD + 1)];
+        Tile& tile = tiles_[step % 2];
         if (step < tiles()) return tile.find(target_, extent_.begin + step * TILE, extent_.end);
-        if (after_) {
-            const Extent following(*after_);
-            const int first = following.begin + (step - tiles()) * TILE;
-            if (first < following.end) return tile.find(*after_, first, following.end);
-        }
-        tile = ring_[(step + AHEAD) % (AHEAD + 1)];  // nothing is left to fetch: the one before
+        tile.count = 0;
+        if (!after_) return;
+        const Extent following(*after_);
+        if (following.tiles()) tile.find(*after_, following.begin, following.end);
     }
 
     const Target<Q>& target_;
     const Target<Q>* after_;
     const Extent extent_;
-    Tile ring_[AHEAD + 1];
+    Tile tiles_[2];
 };
 
 }  // namespace

@@ -115,6 +115,11 @@ SMALL = tuple(
         case("a few queries a row, window", _few_queries(), name, name, Shape(3, 3, 64, window=21)),
     )
 )
+FEW_LANES = tuple(  # some to three times as many as pass a key together, some with a rest
+    case(f"a few queries a row, {heads} heads", _few_queries(), name, name, Shape(heads, 2, width))
+    for name in ("float32", "bfloat16", *QUANTISED)
+    for heads, width in ((6, 64), (14, 128), (10, 32))
+)
 PAIRS = tuple(
     case("pair", branching(16), keys, values, Shape(4, 2, 24))
     for keys in ("float32", "bfloat16", *QUANTISED)
@@ -127,7 +132,7 @@ OP = Op(
     expected=expected,
     # the numbers read, turned queries and probabilities are rounded to bfloat16
     tolerance={torch.float32: 1e-5, torch.bfloat16: 2e-2},
-    cases=(*SMALL, *PAIRS),
+    cases=(*SMALL, *FEW_LANES, *PAIRS),
 )
 STEPS = Op(
     name="attention",

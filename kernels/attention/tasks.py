@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 from . import AttentionItems, Ints
 
 MAX_LANES = 256  # of a task: queries times the query heads of a key/value head
-NARROW_LANES = 4  # tasks of so few lanes are bound by memory: every key is read in place
+NARROW_LANES = 16  # tasks of so few lanes read every key in place
+PART_LANES = 4  # of them that pass a key together
 UNIT_LANES = 16  # of all heads that such a task takes at once
 UNIT_NUMBERS = 256  # of the keys at one position in these heads: what is fetched ahead stays in the first cache
 VECTOR = 16  # lanes worked on at once
 MIN_KEYS = 256  # a run of keys is not cut shorter
 TASKS_PER_THREAD = 8  # wanted at least, so that threads finish together
-NARROW_COST = 2.0  # of one key, in units of one key of a vector of lanes on the wide path
+NARROW_COST = 0.5  # of one key and PART_LANES, in units of one key of a vector of lanes on the wide path
 PACK_COST = 1.0  # of one key on the wide path, whatever the lanes
 
 
@@ -87,8 +88,8 @@ def heads_at_once(lanes: Ints, heads: Heads, threads: int) -> Ints:
 
 def task_cost(lanes: Ints, num_keys: Ints) -> NDArray[np.float64]:
     """Predicted time of a task, in units of one key of a vector of lanes."""
-    per_key = np.where(lanes <= NARROW_LANES, NARROW_COST, -(-lanes // VECTOR) + PACK_COST).astype(np.float64)
-    cost: NDArray[np.float64] = num_keys * per_key
+    narrow, wide = -(-lanes // PART_LANES) * NARROW_COST, -(-lanes // VECTOR) + PACK_COST
+    cost: NDArray[np.float64] = num_keys * np.where(lanes <= NARROW_LANES, narrow, wide)
     return cost
 
 
