@@ -19,7 +19,8 @@ struct Strip {
         count = std::min(STRIP, end - at);
         locate(target.plan, target.call, target.task, target.kv_head, at, count, slots);
         std::fill(slots + count, slots + STRIP, slots[count - 1]);
-        side_by_side = slots[STRIP - 1] == slots[0] + STRIP - 1;
+        side_by_side = true;
+        for (int key = 1; key < STRIP; ++key) side_by_side &= slots[key] == slots[0] + key;
     }
 };
 

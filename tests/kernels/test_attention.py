@@ -7,7 +7,7 @@ import pytest
 import torch
 from attention_steps import steps
 from backends import REFERENCE, each_backend
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from batchgen.kernels import Kernels
@@ -44,6 +44,9 @@ def check(kernels: Kernels, step: Step, shape: Shape, dtype: torch.dtype) -> Non
 @each_backend
 @settings(max_examples=40, deadline=None)
 @given(step=steps(), shape=shapes, dtype=st.sampled_from([torch.float32, torch.bfloat16]))
+@example(  # 16 keys whose first and last lie 15 slots apart, with others' between
+    step=Step(8, 0, [8, 0], [41, 8], [[0], [0]], [48]), shape=Shape(1, 1, 8, window=40), dtype=torch.float32
+)
 def test_random_steps(kernels: Kernels, step: Step, shape: Shape, dtype: torch.dtype) -> None:
     check(kernels, step, shape, dtype)
 
