@@ -109,10 +109,14 @@ class Tape:
                 result = compute()
         finally:
             _recording.tape = None
-        entries = [(ctypes.cast(entry, ctypes.c_void_p), ctypes.addressof(call)) for entry, call in self._calls]
+        entries = [_Entry(_address(entry), ctypes.addressof(call)) for entry, call in self._calls]
         self._entries = (_Entry * len(entries))(*entries)
         return result
 
     def play(self, library: Any, tokens: int) -> None:
         """Makes all calls for the first so many tokens."""
         library.batchgen_play(self._entries, ctypes.c_int64(len(self._calls)), ctypes.c_int64(tokens))
+
+
+def _address(entry: Any) -> int | None:
+    return ctypes.cast(entry, ctypes.c_void_p).value
