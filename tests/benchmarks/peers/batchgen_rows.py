@@ -20,7 +20,7 @@ from batchgen.engine import Engine, Request, Sampling, items
 from batchgen.kernels.linear_int4 import Int4Weight
 from batchgen.kernels.linear_int8 import Int8Weight
 from batchgen.kernels.panels import segment_of
-from batchgen.kernels.panels.reference import linear, turned
+from batchgen.kernels.panels.reference import linear, turned, turned_back
 from batchgen.kernels.tables import TABLES, ReferenceKernels
 
 
@@ -31,9 +31,10 @@ class Expanded:
     numbers: Tensor
     segment: int
     turned: bool = False
+    balance: Tensor | None = None
 
     def values(self, rows: Tensor) -> Tensor:
-        return turned(self.numbers[rows]) if self.turned else self.numbers[rows]
+        return turned_back(self.numbers[rows], self.balance) if self.turned else self.numbers[rows]
 
 
 class ExpandedReference(ReferenceKernels):
@@ -41,13 +42,13 @@ class ExpandedReference(ReferenceKernels):
 
     def pack_int8(self, weight: Int8Weight) -> Expanded:
         segment = segment_of(weight.group, weight.shape[1], weight.turned)
-        return Expanded(replace(weight, turned=False).values(), segment, weight.turned)
+        return Expanded(replace(weight, turned=False).values(), segment, weight.turned, weight.balance)
 
     def pack_int4(self, weight: Int4Weight) -> Expanded:
         return Expanded(weight.values(), segment_of(weight.group, weight.shape[1]))
 
     def linear_int8(self, x: Tensor, weight: Expanded, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        return linear(turned(x) if weight.turned else x, weight.numbers, bias, weight.segment, dtype)
+        return linear(turned(x, weight.balance) if weight.turned else x, weight.numbers, bias, weight.segment, dtype)
 
     linear_int4 = linear_int8
 
