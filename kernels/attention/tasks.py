@@ -89,7 +89,8 @@ def heads_at_once(lanes: Ints, heads: Heads, threads: int) -> Ints:
 def task_cost(lanes: Ints, num_keys: Ints) -> NDArray[np.float64]:
     """Predicted time of a task, in units of one key of a vector of lanes."""
     narrow, wide = -(-lanes // PART_LANES) * NARROW_COST, -(-lanes // VECTOR) + PACK_COST
-    cost: NDArray[np.float64] = num_keys * np.where(lanes <= NARROW_LANES, narrow, wide).astype(np.float64)
+    per_key = np.where(lanes <= NARROW_LANES, narrow, wide).astype(np.float64)
+    cost: NDArray[np.float64] = num_keys * per_key
     return cost
 
 
