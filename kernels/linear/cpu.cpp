@@ -7,9 +7,6 @@
 namespace batchgen {
 namespace {
 
-constexpr int64_t STRETCH = 16;        // pairs between two requests for the next panels
-constexpr int64_t BLOCK_TOKENS = 192;  // whose activations stay in the cache while the panels pass
-
 // A weight as Python lays it out; the fields stand in the same order in native.py.
 struct Weight {
     const uint16_t* numbers;  // [panels, pairs, 16, 2]
@@ -54,7 +51,8 @@ void work(const Weight& weight, const Rows& x, const Call& call, const Task& tas
 // The batch where it lies, or, with an odd number of inputs or floats, copied by `prepare`.
 void multiply(const Weight& weight, const Call& call) {
     const bool in_place = call.x_bfloat16 && weight.inputs % 2 == 0;
-    bfloat16* copied = in_place ? nullptr : reinterpret_cast<bfloat16*>(room<ForActivations>(call.tokens * weight.pairs() * 4));
+    const int64_t bytes = in_place ? 0 : call.tokens * weight.pairs() * 4;
+    bfloat16* copied = reinterpret_cast<bfloat16*>(room<ForActivations>(bytes));
     const Rows x = in_place ? Rows{static_cast<const uint16_t*>(call.x), call.x_stride}
                             : Rows{reinterpret_cast<const uint16_t*>(copied), weight.pairs() * 2};
     const auto round = call.x_bfloat16 ? round_rows<bfloat16> : round_rows<float>;

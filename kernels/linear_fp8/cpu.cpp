@@ -7,9 +7,6 @@
 namespace batchgen {
 namespace {
 
-constexpr int64_t STRETCH = 16;        // pairs between two requests for the next panels
-constexpr int64_t BLOCK_TOKENS = 192;  // whose activations stay in the cache while the panels pass
-
 struct Float8 {
     uint8_t code;
 };

@@ -7,7 +7,9 @@
 namespace batchgen {
 namespace {
 
-constexpr int PAIR = 2 * OUTPUTS;  // numbers of a panel for two inputs
+constexpr int PAIR = 2 * OUTPUTS;      // numbers of a panel for two inputs
+constexpr int64_t STRETCH = 16;        // pairs between two requests for the next panels
+constexpr int64_t BLOCK_TOKENS = 192;  // whose activations stay in the cache while the panels pass
 
 // --- two inputs of sixteen outputs -----------------------------------------------------------------------------------
 

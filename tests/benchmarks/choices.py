@@ -1,7 +1,7 @@
 """What `auto` takes beside settings chosen by hand, and what speculation and grammars bring, in one run.
 
     .venv/bin/python tests/benchmarks/choices.py [--prompts DIR] [--workload label] [--repeats 3] [--seconds 450]
-        [--part bars] [--part labels] [--part workloads] [--out FILE.json]
+        [--part bars] [--part labels] [--part workloads] [--dtype float32] [--out FILE.json]
     .venv/bin/python tests/benchmarks/choices.py --table FILE.json...
 
 For every workload `auto` goes the way of a job: the accuracy gate on its prompts, the cost model, the engine. By hand:
@@ -188,9 +188,9 @@ def describe(chosen: Configuration) -> str:
     return f"{chosen.weights}, {keys} keys, {sizes}, {limits.speculation}"
 
 
-def bars() -> Iterator[tuple[str, float, float]]:
+def bars(dtype: str) -> Iterator[tuple[str, float, float]]:
     """Each with what it came to and what it must reach."""
-    engine = Engine.load(str(demo_model_path()), device="cpu", dtype="bfloat16", memory=MEMORY, speculation="off")
+    engine = Engine.load(str(demo_model_path()), device="cpu", dtype=dtype, memory=MEMORY, speculation="off")
     for name, make in (("extract", speculation.extract), ("edit", speculation.edit)):
         off, drafted = (steps(engine, make(24), kind) for kind in ("off", "suffix"))
         yield f"{name}: times fewer steps with suffix", off / drafted, 1.5
@@ -201,7 +201,9 @@ def bars() -> Iterator[tuple[str, float, float]]:
         yield f"drain of {speculation.DRAIN} rows, {kind}", min(drain["off"]) / min(drain[kind]), 1.3
     engine.adopt(EngineSettings(speculation="off"))
     prompts = engine.tokenizer.encode(structured.label(48), add_special_tokens=True)
-    yield "extract: forced tokens over masks", structured.compare(engine, prompts, structured.EXTRACT)["gain"], 1.3
+    for rows in (FEW, 4 * FEW, len(prompts)):
+        gain = structured.compare(engine, prompts[:rows], structured.EXTRACT)["gain"]
+        yield f"extract: forced tokens over masks, {rows} rows", gain, 1.3
 
 
 def labels() -> Iterator[dict[str, Any]]:
@@ -286,6 +288,7 @@ HEADS = (
 @click.option("--repeats", type=int, default=3, show_default=True)
 @click.option("--seconds", type=float, default=450, show_default=True, help="For everything, about.")
 @click.option("--part", "parts", multiple=True, default=PARTS, help="Repeatable; default: all.")
+@click.option("--dtype", type=click.Choice(["bfloat16", "float32"]), default="bfloat16", help="Of the bars.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="File for every figure, as JSON.")
 @click.option("--table", is_flag=True, help="Runs nothing: FILES of earlier runs as one Markdown table.")
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
@@ -295,6 +298,7 @@ def main(
     repeats: int,
     seconds: float,
     parts: tuple[str, ...],
+    dtype: str,
     out: Path | None,
     table: bool,
     files: tuple[Path, ...],
@@ -305,7 +309,7 @@ def main(
         return
     names = names or tuple(RECIPES)
     found: dict[str, Any] = {"workloads": [], "bars": {}, "labels": []}
-    for bar, reached, wanted in bars() if "bars" in parts else ():
+    for bar, reached, wanted in bars(dtype) if "bars" in parts else ():
         found["bars"][bar] = {"is": round(reached, 2), "bar": wanted}
         print(f"{bar}: {reached:.2f} (bar {wanted}{'' if reached >= wanted else ', missed'})", flush=True)
     if "labels" in parts:
