@@ -6,7 +6,7 @@ Knows requests and how they become numbers and back; when a window is full is de
 import json
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, fields, replace
 from operator import attrgetter
@@ -106,7 +106,7 @@ class Window:
     planned: Parts
     asks: Counter[Sampling]  # what the rows ask for, seeds aside, that are not handed out yet
 
-    def requests(self) -> Iterator[Request]:
+    def requests(self) -> Generator[Request, None, None]:
         """Those born failed, then the others in planned order. The files are removed behind the last one."""
         try:
             yield from self._failed()

@@ -7,9 +7,9 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,12 +59,13 @@ class Pace:
             return None
         return +self._current[1].asks
 
-    def follow(self, number: int, window: Window) -> Iterator[Request]:
+    def follow(self, number: int, window: Window) -> Generator[Request, None, None]:
         self._current = number, window
-        for taken, request in enumerate(window.requests(), 1):
-            if window.num_rows - taken <= _LEFT * window.num_rows:
-                self.low = number
-            yield request
+        with closing(window.requests()) as requests:
+            for taken, request in enumerate(requests, 1):
+                if window.num_rows - taken <= _LEFT * window.num_rows:
+                    self.low = number
+                yield request
 
 
 def plan_windows(
@@ -73,7 +74,7 @@ def plan_windows(
     budget: WindowBudget,
     stop: threading.Event | None = None,
     pace: Pace | None = None,
-) -> Iterator[Iterator[Request]]:
+) -> Generator[Iterator[Request], None, None]:
     """The requests window by window, each in the order that shares most.
 
     Reads `requests` in a thread, one window ahead; its errors are raised here. `stop` ends it between two requests.
@@ -87,7 +88,8 @@ def plan_windows(
         Ahead(_build(requests, Desk(Path(place), pool, budget), stop, pace), 1, stop) as windows,
     ):
         for number, window in enumerate(windows):
-            yield pace.follow(number, window)
+            with closing(pace.follow(number, window)) as followed:  # its files go before their directory
+                yield followed
 
 
 @contextmanager

@@ -97,6 +97,15 @@ def test_one_window_orders_by_prefix_and_puts_duplicates_side_by_side() -> None:
     assert [one.key for one in window] == [2, 1, 4, 0, 3]
 
 
+def test_closing_the_windows_ends_the_one_that_is_read() -> None:
+    """Not the garbage collector, in another run's time: files are removed there."""
+    windows = plan_windows([request(key, 1, 2) for key in range(9)], None, WindowBudget())
+    window = next(windows)
+    assert next(window).key == 0
+    windows.close()
+    assert list(window) == []
+
+
 def test_budgets_cut_windows() -> None:
     requests = [request(key, 1, 2, 3) for key in range(10)]
     assert [len(window) for window in windows_of(requests, rows=4)] == [4, 4, 2]
@@ -149,7 +158,7 @@ def test_files_are_there_only_as_long_as_they_are_needed(tmp_path: Path) -> None
     first = next(windows)
     assert len(list(tmp_path.rglob("*.tokens"))) >= 3
     list(first)
-    windows.close()  # type: ignore[attr-defined]
+    windows.close()
     assert list(tmp_path.iterdir()) == []
     assert [len(list(window)) for window in plan_windows([request(0, 1)], tmp_path, WindowBudget())] == [1]
     assert list(tmp_path.iterdir()) == []
@@ -172,7 +181,7 @@ def test_the_next_window_is_made_while_this_one_runs_and_no_further() -> None:
         threading.Event().wait(0.01)
     threading.Event().wait(0.05)
     assert len(made) == 20
-    windows.close()  # type: ignore[attr-defined]
+    windows.close()
     assert len(made) == 20
 
 
