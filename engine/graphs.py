@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 RECURS = 3  # steps of a size after which it is recorded
 MOST = 40  # recordings kept, the latest used ones
+SMALLEST_TAPE = 64  # rows
 
 
 class Model(Protocol):
@@ -63,6 +64,10 @@ class Recorder(Protocol):
         """Blocks of the pages that rows of padding write to."""
         ...
 
+    def size(self, num_rows: int) -> int:
+        """The rows of the recording by which a step of so many is run."""
+        ...
+
     def record(self, call: Callable[[], Tensor]) -> Replay:
         """Raises NotRecordableError for what cannot be recorded."""
         ...
@@ -79,6 +84,10 @@ class CudaRecorder:
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         self._aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def size(self, num_rows: int) -> int:
+        """All of a graph is run, padding too: sizes are close to each other."""
+        return padded_size(num_rows)
 
     def record(self, call: Callable[[], Tensor]) -> Replay:
         current, aside = torch.cuda.current_stream(), self._aside
@@ -108,6 +117,10 @@ class NativeRecorder:
     def __init__(self, library: Any) -> None:
         self._library = library
         self._memory = Memory()
+
+    def size(self, num_rows: int) -> int:
+        """A tape plays for any fewer rows: steps of drafts, each of another size, need no tape of their own."""
+        return max(SMALLEST_TAPE, 1 << (num_rows - 1).bit_length())
 
     def record(self, call: Callable[[], Tensor]) -> Replay:
         tape = Tape(self._memory)
@@ -211,14 +224,15 @@ class Recorded:
         count = len(batch.tokens)
         if len(batch.sampled) != count:
             return model.forward(batch, pages)
-        key = id(model), padded_size(count)
+        size = self._recorder.size(count)
+        key = id(model), size
         recurs, known = self._recurrence.recurs(key), self._recordings.get(key)
         if known is not None and known.fits(batch):
             return known.run(batch)
         if not recurs or key in self._refused:
             return model.forward(batch, pages)
         try:
-            self._recordings[key] = made = self._record(model, batch, pages, padded_size(count), known)
+            self._recordings[key] = made = self._record(model, batch, pages, size, known)
         except NotRecordableError as error:
             log.debug("steps of %d rows are not recorded: %s", count, error)
             self._refused.add(key)

@@ -193,6 +193,14 @@ def test_steps_played_from_tapes_give_the_same_answers(tmp_path, family, weights
 
 
 @pytest.mark.skipif(host_executor() is EAGER, reason="no native library was built")
+def test_steps_of_any_few_rows_are_played_from_one_tape(tmp_path):
+    """Drafts make nearly every step one of its own size, which must not be launched call by call for that."""
+    engine = load(tiny.tiny_model("llama3", tmp_path), dtype="bfloat16", speculation="ngram", block_size=4)
+    answers(engine)
+    assert len(engine._runner.executor._recordings) == 1
+
+
+@pytest.mark.skipif(host_executor() is EAGER, reason="no native library was built")
 def test_what_torch_computes_is_not_recorded(tmp_path):
     engine = load(tiny.tiny_model("llama3", tmp_path))
     answers(engine)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
+from batchgen.engine.graphs import padded_size
 from batchgen.kernels.attention import AttentionItems
 from batchgen.kernels.attention.reference import attention, plan_attention
 from batchgen.kernels.tables import ReferenceKernels
@@ -74,6 +75,9 @@ class CallingRecorder:
     recorded: int = 0
     replayed: int = 0
     scrap_blocks: int = 1
+
+    def size(self, num_rows: int) -> int:
+        return padded_size(num_rows)
 
     def record(self, call: Callable[[], Tensor]) -> Callable[[int], Tensor]:
         call()
