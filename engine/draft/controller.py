@@ -26,6 +26,7 @@ FIRST = 2  # drafted tokens, or one for four sequences, to try where it is not k
 LEAST_GAIN = 0.025  # of a step's seconds, as these are not known better
 CHEAP = 0.005  # of a step's seconds: what asking the drafter may take in vain, step for step
 LONGEST_SLEEP = 16  # steps for which it is not asked when it is dearer, twice as long after every time in vain
+SHUT = 25  # steps in which no draft promises to pay, after which what is known of their cost counts half
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class Controller:
         self._plain = StepTimes()
         self._added = AddedSeconds()
         self._asked: deque[float] = deque()  # seconds that the drafter took, of steps under way
-        self._asking = 0.0  # of them for a sequence, in the latest step
+        self._asking = 0.0  # of them for a sequence, in the latest steps: half a mean of them and half the last one
         self._steps = 0
         self._plain_every = PLAIN_EVERY
         self._rest_until = 0
@@ -69,6 +70,7 @@ class Controller:
         self._rested_at = 0  # sequences when the rest began
         self._sleep_until = 0
         self._sleep = 1
+        self._shut = 0  # steps since drafts last promised to pay
         self._tried = 0  # steps of this window that tried drafts
         self._seconds = 0.0  # of all steps
         self._tried_seconds = 0.0  # what these took
@@ -77,11 +79,20 @@ class Controller:
 
     def opens(self, step: Step) -> bool:
         self._steps += 1
-        return self._may_open(step)
+        if not self._awake(step):
+            return False
+        pays = self._may_pay(step)
+        self._shut = 0 if pays else self._shut + 1
+        if self._shut == SHUT:  # few measurements may have told of a disturbance, and none corrects them now
+            self._added.fade()
+            self._asking /= 2
+            self._shut = 0
+        return pays
 
     def asked(self, num_sequences: int, seconds: float) -> None:
         self._asked.append(seconds)
-        self._asking = seconds / num_sequences
+        each = seconds / num_sequences
+        self._asking = (self._asking + min(each, 2 * self._asking)) / 2 if self._asking else each
 
     def lengths(self, drafts: dict[Sequence, Draft], step: Step) -> list[int]:
         prices = self._prices(len(step.feeds))
@@ -100,7 +111,7 @@ class Controller:
         return lengths
 
     def holds(self, step: Step) -> bool:
-        return self._may_open(step)
+        return self._awake(step) and self._may_pay(step)
 
     def verified(self, sequence: Sequence, draft: Draft, num_right: int) -> None:
         self._acceptance.observe(sequence, draft, num_right)
@@ -131,12 +142,15 @@ class Controller:
             chances = chances_to_be_last(step)
             self._values = {f.sequence: prices.value(last) for f, last in zip(step.feeds, chances, strict=True)}
 
-    def _may_open(self, step: Step) -> bool:
+    def _awake(self, step: Step) -> bool:
         size = len(step.feeds)
         if not decodes_only(step) or self._steps % self._plain_every == 0 or not self._plain.knows(size):
             return False
-        if self._steps <= self._sleep_until or (self._steps < self._rest_until and 2 * size > self._rested_at):
-            return False
+        return self._steps > self._sleep_until and (self._steps >= self._rest_until or 2 * size <= self._rested_at)
+
+    def _may_pay(self, step: Step) -> bool:
+        """Drafts as sure as any would, for the answers worth most."""
+        size = len(step.feeds)
         laggards = sorted(chances_to_be_last(step), reverse=True)[: max(1, size // 4)]
         return self._best_count(((SURE, last) for last in laggards), self._prices(size), self._asking * size) > 0
 

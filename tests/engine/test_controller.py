@@ -53,6 +53,14 @@ def test_past_the_supposed_ridge_larger_steps_are_tried_and_kept_when_they_are_c
     assert times > 2
 
 
+def test_one_disturbed_step_does_not_end_drafting_for_good():
+    """The first step with drafts takes three times as long as they could: tables are built, memory is touched."""
+    machine = Machine(fixed=0.0057, token=0.00035, asking=0.00001, first=0.02)
+    times, outcome = gain(machine, lambda: [Row(48 + 8 * (index % 3), 0.8) for index in range(96)], 16)
+    assert outcome.drafted > outcome.steps
+    assert times > 1.1
+
+
 def test_it_wakes_in_the_drain():
     """64 at a time, until four long ones are left."""
     rows = [*(Row(600, 0.8) for _ in range(4)), *(Row(40, 0.8) for _ in range(300))]

@@ -14,13 +14,16 @@ DRAFT = Draft((1,) * 8, (0.8,) * 8, 8, "own text")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Seconds of a step: `floor` at least; past it `fixed` + `token` for each token. `asking`: of a draft."""
+    """Seconds of a step: `floor` at least; past it `fixed` + `token` for each token. `asking`: of a draft. `first`:
+    seconds more that the first step with drafts takes.
+    """
 
     fixed: float
     token: float
     floor: float = 0.0
     asking: float = 0.0
     noise: float = 0.0
+    first: float = 0.0
 
     def seconds(self, num_tokens: int) -> float:
         return max(self.floor, self.fixed + self.token * num_tokens)
@@ -68,6 +71,7 @@ def run(machine: Machine, rows: list[Row], at_once: int, policy: Controller | No
             lengths = policy.lengths(drafts, step)
         taken = step_of([row.sequence for row in running], lengths, not waiting, opened)
         took = machine.seconds(taken.num_tokens) * (1 + machine.noise * chance.random()) + asking
+        took += machine.first * (any(lengths) and not outcome.drafted)
         outcome.seconds, outcome.steps = outcome.seconds + took, outcome.steps + 1
         outcome.drafted += sum(lengths)
         if policy is not None:
