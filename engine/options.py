@@ -15,7 +15,8 @@ from .rates import Rates
 STEP_TOKENS = 128, 256, 512, 1024, 2048, 4096, 8192
 SEQUENCES = 32, 64, 128, 256, 512, 1024
 BLOCK_SIZES = 16, 32, 64
-NEAR_STEP, NEAR_SEQUENCES, NEAR = 1.04, 1.01, 1.005  # times the fastest; among those within it the smallest is taken
+NEAR_STEP, NEAR_SEQUENCES, NEAR = 1.01, 1.01, 1.005  # times the best; among those within it the smallest is taken
+WAIT = 0.1  # of a second of the job: what a second until its first row counts as, in the size of a step
 DEFAULT = Settings("native", "bfloat16", 16, 512, 256, sharing=True, speculation=True)
 SHORT = 2  # tokens of answers that leave a draft no room
 
@@ -92,15 +93,24 @@ class _Search:
         return predict(self.work, settings, self.rates, self.asked.memory / self.rates.kv_bytes[settings.kv_cache])
 
     def among(
-        self, name: str, values: Iterable[Any], under: Callable[[Any], Settings], near: float, reason: str
+        self,
+        name: str,
+        values: Iterable[Any],
+        under: Callable[[Any], Settings],
+        near: float,
+        reason: str,
+        wait: float = 0.0,
     ) -> Choice:
-        """The first of the values under which the job takes at most `near` times the shortest; a settled one as is."""
+        """The first of the values that costs at most `near` times the least; a settled one as is.
+
+        What it costs is the job's seconds and `wait` times those until its first row.
+        """
         if name in self.asked.settled:
             value = self.asked.settled[name]
             return Choice(name, value, "as the job says", ((value, self.predict(under(value))),))
         found = tuple((value, self.predict(under(value))) for value in values)
-        least = min(prediction.seconds for _, prediction in found)
-        value = next(value for value, prediction in found if prediction.seconds <= near * least)
+        costs = [prediction.seconds + wait * prediction.first_row_seconds for _, prediction in found]
+        value = next(value for (value, _), cost in zip(found, costs, strict=True) if cost <= near * min(costs))
         return Choice(name, value, reason, found)
 
 
@@ -129,8 +139,8 @@ def _max_batch_tokens(search: _Search, settings: Settings) -> Choice:
             (replace(sized, max_sequences=most) for most in SEQUENCES), key=lambda one: search.predict(one).seconds
         )
 
-    reason = "the smallest step within 4 % of the fastest: the first row comes earlier, less memory is held"
-    return search.among("max_batch_tokens", STEP_TOKENS, under, NEAR_STEP, reason)
+    reason = "the smallest step within 1 % of the best, where a second until the first row is worth a tenth of another"
+    return search.among("max_batch_tokens", STEP_TOKENS, under, NEAR_STEP, reason, WAIT)
 
 
 def _max_sequences(search: _Search, settings: Settings) -> Choice:

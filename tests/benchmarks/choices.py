@@ -6,8 +6,9 @@
 
 For every workload `auto` goes the way of a job: the accuracy gate on its prompts, the cost model, the engine. By hand:
 one setting after another is changed around the weights that auto took, bfloat16 keys, 512 tokens a step and no drafts.
-All of them run turn by turn in one process, `--repeats` times, and the best of each counts; formats that the gate
-refuses are shown, but are no competition. Rows are as many as fit the time. `--table` prints such runs as one table.
+All of them run turn by turn in one process, `--repeats` times, and the best of each counts; what is 18 % behind in one
+turn runs no further ones. Formats that the gate refuses are shown, but are no competition. Rows are as many as fit the
+time. `--table` prints such runs as one table.
 
 The bars: steps that drafts save, the drain of a job with and without them, forced tokens beside masks. The labels:
 choices beside drawing one token by token under its mask, with the rest of a choice forced and with all choices scored,
@@ -45,6 +46,7 @@ MEMORY = "1GiB"
 PARTS = "bars", "labels", "workloads"
 BAR_SECONDS = 110  # of the whole, for the bars
 LEAST_ROWS = 12
+BEHIND = 1.18  # times the seconds of the best
 FEW = 4  # rows, as in a preview or at the end of a job
 
 
@@ -66,7 +68,7 @@ class Result:
 
     @property
     def best(self) -> float:
-        return min(self.seconds)
+        return min(self.seconds, default=0.0)
 
 
 class Engines:
@@ -152,7 +154,7 @@ def compare(engines: Engines, name: str, rows: list[dict[str, Any]], seconds: fl
         run(engines.take(chosen), requests_of(rows[:2]))  # first calls set up thread pools
     few = requests_of(rows[: fitting(engines, auto, rows, seconds / (repeats * len(results)))])
     for turn in range(repeats):
-        for result in results if turn % 2 == 0 else reversed(results):
+        for result in beside_best(results)[:: 1 if turn % 2 == 0 else -1]:
             result.seconds.append(run(engines.take(result.configuration), few))
     best = min(
         (one for one in results if one.configuration.allowed and one.configuration in hand), key=lambda x: x.best
@@ -167,11 +169,18 @@ def compare(engines: Engines, name: str, rows: list[dict[str, Any]], seconds: fl
         "best_hand_rows_per_s": round(len(few) / best.best, 2),
         "auto_over_best": round(best.best / results[0].best, 3),
         "predicted_rows_per_s": round(len(rows) / record["predicted"]["seconds"], 2),
+        "seconds": {one.configuration.name: [round(took, 3) for took in one.seconds] for one in results},
         "by_hand": {
             one.configuration.name + ("" if one.configuration.allowed else " (refused)"): round(len(few) / one.best, 2)
             for one in results[2:]
         },
     }
+
+
+def beside_best(results: list[Result]) -> list[Result]:
+    """`auto`, also without drafts, and what may still turn out the best by hand: not what was far behind in a turn."""
+    limit = BEHIND * min(one.best for one in results)
+    return [one for place, one in enumerate(results) if place < 2 or one.best <= limit]
 
 
 def fitting(engines: Engines, auto: Configuration, rows: list[dict[str, Any]], seconds: float) -> int:
