@@ -23,7 +23,9 @@ KV_TOKENS = 768  # that KV formats are measured on: without other rounding besid
 class Limits:
     """What a format may change: rise of the perplexity, mean divergence in nat, share of answer tokens.
 
-    The share is one of few and rare events; it is broken when it is above the limit by more than its standard error.
+    The share is one of few and rare events: of formats that change as much as they may, half would be refused by
+    chance. It is broken when it is above the limit by more than its standard error, and at twice the limit at latest,
+    which one changed token of a few is above.
     """
 
     rise: float
@@ -36,7 +38,7 @@ class Limits:
             return f"perplexity {measured.all.perplexity_rise:+.2%}, limit {self.rise:+.1%}"
         if not measured.all.divergence <= self.divergence:
             return f"KL {measured.all.divergence:.4f}, limit {self.divergence}"
-        error = (self.changed * (1 - self.changed) / measured.answers.tokens) ** 0.5
+        error = min(self.changed, (self.changed * (1 - self.changed) / measured.answers.tokens) ** 0.5)
         if not 1 - measured.answers.agreement <= self.changed + error:
             agreement, tokens = measured.answers.agreement, measured.answers.tokens
             return f"same choice {agreement:.2%}, limit {1 - self.changed:.0%} - {error:.1%} for {tokens} tokens"

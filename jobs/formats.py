@@ -95,9 +95,11 @@ def describe_formats(formats: Mapping[str, Any]) -> list[str]:
 def _line(trial: Mapping[str, Any]) -> str:
     verdict = "as asked" if trial["asked"] else "taken" if trial["taken"] else "refused"
     limit = f" ({trial['broken']})" if trial["broken"] else ""
+    few = 1 - trial["limits"]["changed"]
+    doubt = "" if trial["broken"] or trial["same_choice"] >= few else f", within a standard error of {few:.0%}"
     return (
         f"{_KINDS[trial['kind']]} {trial['format']}: {verdict}{limit}; "
         f"perplexity {trial['perplexity_rise']:+.2%}, KL {trial['divergence']:.4f} over {trial['tokens']} tokens, "
-        f"same choice {trial['same_choice']:.2%} of {trial['answer_tokens']} answer tokens, "
+        f"same choice {trial['same_choice']:.2%} of {trial['answer_tokens']} answer tokens{doubt}, "
         f"{trial['rows']} first rows; {trial['time']:.0%} of the time"
     )

@@ -3,6 +3,7 @@
 Takes the drafts that bring the end of the run nearest, rests when measured speed says otherwise, and tries again.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -24,8 +25,7 @@ DOUBT = 0.03  # and of the seconds of the window, as these are not known better:
 SURE = 0.9  # the chance of a token for which drafting must at least pay
 FIRST = 2  # drafted tokens, or one for four sequences, to try where it is not known what they take
 LEAST_GAIN = 0.025  # of a step's seconds, as these are not known better
-CHEAP = 0.005  # of a step's seconds: what asking the drafter may take in vain, step for step
-LONGEST_SLEEP = 16  # steps for which it is not asked when it is dearer, twice as long after every time in vain
+CHEAP = 0.005  # of all steps' seconds: what asking the drafter may take in vain
 SHUT = 25  # steps in which no draft promises to pay, after which what is known of their cost counts half
 
 
@@ -187,12 +187,13 @@ class Controller:
         return best
 
     def _note(self, count: int, prices: Prices) -> None:
-        """So many tokens are fed of what the drafter was asked for."""
-        if count or self._asking * prices.sequences < CHEAP * prices.plain:
+        """So many tokens are fed of what the drafter was asked for. In vain: it sleeps, longer each time, if dear."""
+        dear = self._asking * prices.sequences / (CHEAP * prices.plain)
+        if count or dear < 1:
             self._sleep = 1
         else:
             self._sleep_until = self._steps + self._sleep
-            self._sleep = min(2 * self._sleep, LONGEST_SLEEP)
+            self._sleep = min(2 * self._sleep, math.ceil(dear))
 
     def _judge(self, prices: Prices) -> None:
         """Rests, longer each time, when drafts have cost too much, or did not pay in a whole window."""

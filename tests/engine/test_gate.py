@@ -129,11 +129,12 @@ def test_kv_formats_take_no_more_texts_than_they_need(folder: Path, monkeypatch:
 
 @given(st.integers(1, 5000), st.floats(0, 1))
 def test_a_few_changed_answers_more_are_chance(tokens: int, share: float) -> None:
-    """A share of few tokens may lie above its limit by its standard error; other limits hold as they stand."""
+    """A share may lie above its limit by its standard error, up to twice the limit; other limits hold as they stand."""
     changed = int(share * tokens) / tokens
     answers = Accuracy(tokens, 1.0, 1.0, 0.0, 1 - changed)
     broken = WEIGHTS.broken(Measured(answers, answers))
-    assert (broken is None) == (1 - answers.agreement <= 0.02 + (0.02 * 0.98 / tokens) ** 0.5)
+    assert (broken is None) == (1 - answers.agreement <= 0.02 + min(0.02, (0.02 * 0.98 / tokens) ** 0.5))
+    assert broken is not None or changed <= 0.04
     assert broken is None or "same choice" in broken
     worse = Accuracy(tokens, 1.0, 1.0 + math.log(1.0101), 0.0, 1.0)
     assert "perplexity" in str(WEIGHTS.broken(Measured(worse, worse)))

@@ -31,6 +31,7 @@ TRIAL = {
     "tokens": 900,
     "answer_tokens": 200,
     "rows": 8,
+    "limits": {"rise": 0.01, "divergence": 0.01, "changed": 0.02},
 }
 REFUSED = {**TRIAL, "format": "int8", "taken": False, "broken": "perplexity +1.22%, limit +1.0%"}
 
@@ -88,6 +89,12 @@ def test_weights_stay_when_another_kv_format_is_asked_for(tmp_path: Path) -> Non
     assert run_command(other, RunArguments(quiet=True), models=models) == 0
     assert [asked[:2] for asked in models.asked] == [("int4", "int8")]
     assert models.loaded == [("int4", "int8")]
+
+
+def test_a_format_that_is_taken_although_it_changes_a_little_too_much_is_told() -> None:
+    (line,) = describe_formats({"trials": [{**TRIAL, "same_choice": 0.975}], "note": None})
+    assert "same choice 97.50% of 200 answer tokens, within a standard error of 98%, 8 first rows" in line
+    assert "within" not in describe_formats({"trials": [TRIAL], "note": None})[0]
 
 
 def test_a_measurement_that_is_not_possible_is_told() -> None:
