@@ -14,6 +14,7 @@ from .residents import EngineStalledError, Residents
 from .sequence import Sequence, Task
 
 SPARE_SHARE = 100  # one block in this many is kept free at admission
+WAITING_STEPS = 4  # of tokens that wait for a prefix: who comes to wait beyond them would hold memory for nothing
 
 
 class Admission:
@@ -35,7 +36,7 @@ class Admission:
     def admit(self) -> None:
         """Lets sequences in while the step has tokens left for them and the KV memory room."""
         running = self._residents.running
-        pending = sum(sequence.pending for sequence in running if not sequence.waits)
+        pending = sum(self._share_of_step(sequence) for sequence in running)
         demand: Demand | None = None
         most = self._intake.backlog.most(running, self._max_sequences)
         most += sum(sequence.ending for sequence in running)
@@ -52,7 +53,7 @@ class Admission:
                     return
                 match = self._make_room(sequence)
             self._start(sequence, match)
-            pending += 0 if sequence.waits else sequence.pending
+            pending += self._share_of_step(sequence)
 
     def shorten_pin(self) -> bool:
         """Frees the last block that only the head wants, rather than stop the one sequence that runs."""
@@ -71,6 +72,10 @@ class Admission:
         self._intake.forget(task)
         self._head = None
         self._pin(())
+
+    def _share_of_step(self, sequence: Sequence) -> float:
+        """Tokens that a sequence takes of the step; one that waits takes none, yet enough of them count as a step."""
+        return sequence.pending / WAITING_STEPS if sequence.waits else sequence.pending
 
     def _running_shares(self) -> Iterator[Running]:
         for sequence in self._residents.everyone:

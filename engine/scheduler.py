@@ -152,16 +152,22 @@ class Scheduler:
         return able > 0 and held * SITTING_OUT <= able
 
     def _compose(self) -> Step:
-        """In plan order; each sequence takes what it needs but leaves one token to every later one."""
+        """In plan order; each sequence takes what it needs but leaves one token to every later answer.
+
+        Prompts that nothing is left for sit the step out: in pieces of a token they would cost more.
+        """
         able = [sequence for sequence in self._residents.running if may_feed(sequence)]
+        reserved = sum(sequence.answer_length > 0 for sequence in able)
         budget = self._max_batch_tokens
         copies: list[tuple[int, int]] = []
         feeds: list[Feed] = []
-        for num_before, sequence in enumerate(able):
-            count = min(sequence.pending, budget - (len(able) - num_before - 1))
-            copies += self._residents.settle(sequence)
-            feeds.append(Feed(sequence, sequence.computed, count))
-            budget -= count
+        for sequence in able:
+            reserved -= sequence.answer_length > 0
+            count = min(sequence.pending, budget - reserved)
+            if count > 0:
+                copies += self._residents.settle(sequence)
+                feeds.append(Feed(sequence, sequence.computed, count))
+                budget -= count
         return Step(copies, feeds, draining=self._intake.exhausted and not self._residents.preempted)
 
     def _draft(self, step: Step) -> Step:

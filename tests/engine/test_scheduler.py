@@ -163,6 +163,36 @@ def test_siblings_wait_for_a_prefix_that_is_being_computed(look_ahead):
     assert statistics.computed_prompt_tokens == len(prefix) + 10
 
 
+class Watching(PagedModel):
+    """Notes how many tokens of each row every step feeds."""
+
+    def __init__(self, block_size):
+        super().__init__(block_size)
+        self.steps = []
+
+    def execute(self, step: Step):
+        self.steps.append([feed.count for feed in step.feeds])
+        return super().execute(step)
+
+
+def test_prompts_are_fed_one_after_the_other():
+    """In steps that cannot hold all of them none is fed in pieces of a token."""
+    model = Watching(4)
+    tails = [[5], *([6 + key] * 8 for key in range(6))]
+    requests = [Request(key, [1, 2, 3, 4, *tail], greedy(8, ignore_eos=True)) for key, tail in enumerate(tails)]
+    drive(requests, budget=16, model=model)
+    assert model.steps[:4] == [[5], [1, 8, 7], [1, 1, 1, 8, 5], [1, 1, 1, 1, 3, 8, 1]]
+
+
+def test_few_are_let_in_to_wait_for_a_prefix():
+    """Those that wait hold blocks; a few of them have the tokens of the next step."""
+    requests = [Request(key, [1, 2, 3, 4, *[key + 5] * 24], greedy(2, ignore_eos=True)) for key in range(40)]
+    model = Watching(4)
+    _, statistics = drive(requests, num_blocks=400, budget=64, max_sequences=40, model=model)
+    assert statistics.kv_blocks_peak < 80
+    assert all(sum(counts) == 64 for counts in model.steps[1:-2])
+
+
 def test_a_branch_inside_a_block_copies_it():
     requests = [Request(0, [1, 2, 3, 4, 5, 6, 9], greedy(2)), Request(1, [1, 2, 3, 4, 5, 6, 8], greedy(2))]
     finished, statistics = drive(requests)
