@@ -37,38 +37,70 @@ def test_every_part_ends_and_nothing_is_wrong_or_left_out(found):
 
 
 SPREAD = """
-import sys
+import os, sys, time
 sys.path[:0] = ["tests/benchmarks", "tests/support"]
 from checkout import use_checkout
 use_checkout()
+from pathlib import Path
+from gpu_ahead import fault_of, make_attention, make_model, make_step
 from gpu_checks import check_case
-from gpu_kernels import make_step
-from gpu_workers import outcomes, started, workers
+from gpu_results import Results
+from gpu_workers import Apart, outcomes, started, workers
 
 class Standing:  # in for a GPU: the processes are told to use the CPU
     type = "cuda"
     def __str__(self):
         return "cpu"
 
+def work(results, what):
+    results.add("kernels", "begun", number=1)
+    if what == "late":
+        time.sleep(100)
+    if what == "dies":
+        os._exit(3)
+    results.add("kernels", "done", number=2)
+
 if __name__ == "__main__":
+    kinds = ("whole", "dies", "late")
+    apart = [Apart(Standing()) for _ in kinds]
     with workers(Standing()) as pool:
-        calls = started(pool, check_case, [(0, 0, "float32", "cpu"), (0, 0, "float32", "abacus")])
-        calls += started(pool, make_step, [(0, "cpu", True)])
-        print(*outcomes(calls, lambda: 100.0), sep="|")
-        print(*outcomes(started(pool, __import__("time").sleep, [(100,)]), lambda: 0.1), sep="|")
+        calls = [(check_case, (0, 0, "float32", "cpu")), (check_case, (0, 0, "float32", "abacus"))]
+        calls += [(fault_of, (make, 0, "cpu", True)) for make in (make_step, make_attention)]
+        calls += [(fault_of, (make_model, 0, kind, "cpu", True)) for kind in ("decode", "prompts", "chess")]
+        print(*outcomes(started(pool, calls), lambda: 1000.0), sep="|")
+        print(*outcomes(started(pool, [(time.sleep, (100,))]), lambda: 0.1), sep="|")
+    sys.stdout, out = sys.stderr, sys.stdout
+    for process, kind in zip(apart, kinds):
+        results = Results(Path(sys.argv[1]), {})
+        process.run(results, ("kernels", kind), 2.0 if kind == "late" else 1000.0, (work, (kind,)))
+        print(*(one.get("error", one["name"]) for one in results.records), sep="|", file=out)
 """
 
 
-def test_checks_run_in_processes_that_end_when_time_is_over(tmp_path):
-    script = tmp_path / "spread.py"
+@pytest.fixture(scope="module")
+def spread(tmp_path_factory) -> list[list[str]]:
+    folder = tmp_path_factory.mktemp("spread")
+    script = folder / "spread.py"
     script.write_text(SPREAD, encoding="utf-8")
-    done = subprocess.run([sys.executable, str(script)], cwd=ROOT, capture_output=True, text=True, check=False)
+    command = [sys.executable, str(script), str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    (off, fault, made), (late,) = (line.split("|") for line in done.stdout.splitlines())
+    return [line.split("|") for line in done.stdout.splitlines()]
+
+
+def test_checks_run_in_processes_that_end_when_time_is_over(spread):
+    off, fault, *made = spread[0]
     assert 0 <= float(off) <= 1
     assert fault == "ValueError: device 'abacus': no kernels for it (there are: cpu, cuda)"
-    assert made == "None"
-    assert late == "left out"
+    assert made == ["", "", "", "", "KeyError: 'chess'"]
+    assert spread[1] == ["left out"]
+
+
+def test_a_process_that_faults_or_does_not_end_costs_its_own_work_alone(spread):
+    whole, dies, late = spread[2:]
+    assert whole == ["begun", "done"]
+    assert dies == ["begun", "the process ended with 3"]
+    assert late[-1] == "it did not end in 2 s"
 
 
 def test_every_workload_stands_beside_its_bound(found):

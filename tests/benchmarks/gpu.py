@@ -8,6 +8,7 @@ come to gpu.json and gpu.md. `--smoke` runs everything with tiny sizes on a CPU.
 import argparse
 import platform
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -21,52 +22,66 @@ from checkout import use_checkout  # noqa: E402
 use_checkout()
 
 import torch  # noqa: E402
+from gpu_ahead import calls as calls_ahead  # noqa: E402
 from gpu_checks import check_all  # noqa: E402
-from gpu_generation import SMOKE, Roofline, Sizes, free, run_workloads  # noqa: E402
+from gpu_generation import FORMATS, SMOKE, Roofline, Sizes, free, run_workloads  # noqa: E402
 from gpu_kernels import Limits, measure_limits, time_kernels  # noqa: E402
 from gpu_results import Budget, Results  # noqa: E402
+from gpu_workers import LEFT_OUT, Apart, Relay, outcomes, started, workers  # noqa: E402
 from random_model import LLAMA_8B, SMALL, random_engine  # noqa: E402
 
 from batchgen.engine import Engine  # noqa: E402
 from batchgen.engine.device import resolve_device  # noqa: E402
 
-PARTS = {"checks": 0.24, "kernels": 0.24, "generation": 0.52}  # shares of the time
-FORMATS = (("native", "bfloat16"), ("fp8", "fp8"), ("int4", "fp8"))  # weights, KV cache
+PARTS = {"checks": 0.34, "kernels": 0.18, "generation": 0.48}  # shares of the time; kernels are compiled in the first
+CHECKED = 0.75  # of that one: what is not checked by then is left out
+LATE = 15.0  # seconds that a measurement may take beyond its time before its process is ended
 
 
-def generation(results: Results, device: torch.device, limits: Limits, seconds: float, smoke: bool) -> None:
-    """The formats one after the other, each with an equal part of the time; then a real model, where there is one."""
-    config, sizes = (SMALL, SMOKE) if smoke else (LLAMA_8B, Sizes())
-    settings = {"memory": "8MiB"} if smoke else {"memory": 0.95}
-    models = sorted((ROOT / "models").glob("*.gguf"))
-    shares = len(FORMATS) + len(models) / 4
-    made = [
-        (
-            f"8B {weights}, KV {kv}",
-            weights,
-            partial(random_engine, config, weights, device, torch.bfloat16, kv_cache=kv),
-        )
-        for weights, kv in FORMATS
-    ]
-    for path in [] if smoke else models:
-        load = partial(Engine.load, str(path), device=str(device), weights="native", speculation="off")
-        made.append((path.stem, "native", load))
-    for number, (name, weights, make) in enumerate(made):
-        share = seconds / shares * (1 if number < len(FORMATS) else 0.25)
-        _one_model(Budget.of(results, "generation", share), name, partial(make, **settings), weights, limits, sizes)
-        free(device)
+def ahead(results: Results, device: torch.device, parts: list[str], seconds: float, smoke: bool) -> None:
+    """Checks, then the kernels of the other parts compiled, in processes that are gone before anything is timed."""
+    end = time.perf_counter() + seconds
+    with tempfile.TemporaryDirectory() as folder, workers(device) as pool:
+        report = check_all(device, smoke, Path(folder), pool) if "checks" in parts else None
+        under_way = {part: started(pool, calls) for part, calls in calls_ahead(device, parts).items()}
+        if report is not None:
+            report(Budget.of(results, "checks", CHECKED * seconds))
+        for part, calls in under_way.items():
+            found = outcomes(calls, lambda: end - time.perf_counter())
+            faults = [one for one in found if one not in ("", LEFT_OUT)]
+            counts = {"calls": len(calls), "left_out": found.count(LEFT_OUT), "faults": len(faults)}
+            results.add(part, "compiled ahead", **counts, first_fault=(*faults, "")[0])
 
 
-def _one_model(
-    budget: Budget, name: str, make: Callable[[], Engine], weights: str, limits: Limits, sizes: Sizes
-) -> None:
-    """A model that cannot be made is a result too, and the next one has its turn."""
+def kernels(results: Relay, end: float, device: torch.device, limits: Limits, smoke: bool) -> None:
+    with torch.inference_mode():
+        time_kernels(Budget(results, "kernels", end), device, limits, smoke)
+
+
+def one_model(results: Relay, end: float, device: torch.device, limits: Limits, smoke: bool, number: int) -> None:
+    """A model that cannot be made is a result too."""
+    name, weights, make = models(device, smoke)[number]
+    budget = Budget(results, "generation", end)
     try:
         engine = make()
     except Exception as error:
-        budget.results.add(budget.part, f"{name}: engine", ok=False, error=f"{type(error).__name__}: {error}"[:300])
+        results.add(budget.part, f"{name}: engine", ok=False, error=f"{type(error).__name__}: {error}"[:300])
         return
-    run_workloads(budget, name, engine, Roofline(engine, limits, weights), sizes)
+    run_workloads(budget, name, engine, Roofline(engine, limits, weights), SMOKE if smoke else Sizes())
+
+
+def models(device: torch.device, smoke: bool) -> list[tuple[str, str, Callable[[], Engine]]]:
+    """Name, weights and what makes it: random ones in every format, then real ones, where there are some."""
+    settings = {"memory": "8MiB"} if smoke else {"memory": 0.95}
+    config = SMALL if smoke else LLAMA_8B
+    made = [
+        (name, weights, partial(random_engine, config, weights, device, torch.bfloat16, kv_cache=cache, **settings))
+        for name, weights, cache in FORMATS
+    ]
+    for path in [] if smoke else sorted((ROOT / "models").glob("*.gguf")):
+        options = {"device": str(device), "weights": "native", "speculation": "off", **settings}
+        made.append((path.stem, "native", partial(Engine.load, str(path), **options)))
+    return made
 
 
 def describe(device: torch.device) -> dict[str, str]:
@@ -89,24 +104,28 @@ def main() -> int:
     chosen = options.parse_args()
     device = resolve_device("cpu" if chosen.smoke else chosen.device)
     results, parts = Results(chosen.out, describe(device)), chosen.part or list(PARTS)
-    seconds = 60 * chosen.minutes
-    began = time.perf_counter()
+    began, seconds = time.perf_counter(), 60 * chosen.minutes
+    shares = {part: seconds * share for part, share in PARTS.items()}
+    names = [name for name, _, _ in models(device, chosen.smoke)]
+    apart = [Apart(device) for _ in range(("kernels" in parts) + len(names) * ("generation" in parts))]
     with torch.inference_mode():
         limits = measure_limits(device, chosen.smoke)
+    free(device)
     rates = {
         "bf16 TFLOP/s": limits.bfloat16 / 1e12,
         "fp8 TFLOP/s": limits.fp8 / 1e12,
         "copy GB/s": limits.bandwidth / 1e9,
     }
     results.add("limits", "measured", **rates)
-    if "checks" in parts:
-        check_all(Budget.of(results, "checks", PARTS["checks"] * seconds), device, chosen.smoke)
+    ahead(results, device, parts, shares["checks"], chosen.smoke)
+    given = device, limits, chosen.smoke
     if "kernels" in parts:
-        with torch.inference_mode():
-            time_kernels(Budget.of(results, "kernels", PARTS["kernels"] * seconds), device, limits, chosen.smoke)
-    if "generation" in parts:
-        left = seconds - (time.perf_counter() - began)
-        generation(results, device, limits, left if not chosen.part else seconds, chosen.smoke)
+        end = time.perf_counter() + shares["kernels"]
+        apart.pop(0).run(results, ("kernels", "kernels"), shares["kernels"] + LATE, (kernels, (end, *given)))
+    for number, process in enumerate(apart):
+        left = (began + seconds - time.perf_counter()) / (len(apart) - number)
+        call = one_model, (time.perf_counter() + left, *given, number)
+        process.run(results, ("generation", names[number]), left + LATE, call)
     print(f"{len(results.records)} records in {time.perf_counter() - began:.0f} s: {chosen.out / 'gpu.md'}")
     for name in results.wrong:
         print(f"WRONG {name}")

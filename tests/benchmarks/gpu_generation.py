@@ -23,6 +23,11 @@ from batchgen.engine.sequence import Drawn, Feed, Sequence, Step, Task
 from batchgen.engine.stopping import NoStops
 from batchgen.engine.token_counts import NoCounts
 
+FORMATS = (  # name, weights, KV cache
+    ("8B native, KV bfloat16", "native", "bfloat16"),
+    ("8B fp8, KV fp8", "fp8", "fp8"),
+    ("8B int4, KV fp8", "int4", "fp8"),
+)
 WEIGHT_BYTES = {"native": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.53}
 
 
@@ -30,14 +35,14 @@ WEIGHT_BYTES = {"native": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.53}
 class Sizes:
     """What is run: rows and lengths of each workload."""
 
-    batches: tuple[int, ...] = (64, 256, 512, 1024)
+    batches: tuple[int, ...] = (512, 64, 256, 1024)
     context: int = 1024
     steps: int = 40
     prompt: int = 2048
     prompts: int = 16
     shared: tuple[int, int, int] = (2000, 100, 50)
     shared_rows: tuple[int, int] = (1024, 64)  # with sharing, and without
-    fixed: tuple[tuple[int, int, int], ...] = ((128, 128, 2048), (1000, 1000, 512), (2048, 128, 256))  # in, out, rows
+    fixed: tuple[tuple[int, int, int], ...] = ((128, 128, 2048), (1000, 1000, 256), (2048, 128, 256))  # in, out, rows
 
 
 SMOKE = Sizes((2, 3), 20, 4, 30, 2, (24, 4, 3), (4, 3), ((5, 4, 3),))

@@ -4,7 +4,6 @@ A kernel that disagrees with the reference on the same device is not timed. Size
 """
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,6 @@ import torch
 from gpu_checks import on_device
 from gpu_eight_billion import step_cases
 from gpu_results import Budget, seconds_of
-from gpu_workers import LEFT_OUT, outcomes, started, workers
 
 from batchgen import kernels as op_tables
 from batchgen.kernels import Kernels
@@ -21,6 +19,7 @@ from batchgen.kernels.case import Case, Op, error
 from batchgen.kernels.cases import LARGE
 
 PLAIN = 8  # cases of attention over bfloat16, which come first
+SMALLER = 64  # times, of rows and keys in a trial without a device
 LOOSE = 0.05  # of 1 + |expected|, between two computations that round in their own ways
 
 
@@ -55,9 +54,7 @@ def _fp8_rate(left: torch.Tensor, right: torch.Tensor, device: torch.device) -> 
 def time_kernels(budget: Budget, device: torch.device, limits: Limits, smoke: bool) -> None:
     kernels = op_tables.load(str(device))
     steps = list(step_cases(kernels, device, smoke))
-    if device.type != "cpu":
-        compile_ahead(budget, device, len(steps))
-    attention = large_op(scale=64 if smoke else 1)
+    attention = large_op(scale=SMALLER if smoke else 1)
     plain, narrow = attention.cases[:PLAIN], attention.cases[PLAIN:]  # by the format of keys and values
     for case in plain[:3] if smoke else plain:
         _time_attention(budget, case, attention, kernels, device, limits)
@@ -70,25 +67,6 @@ def time_kernels(budget: Budget, device: torch.device, limits: Limits, smoke: bo
             if not smoke or case.operations < 10**9:
                 name = f"{op.name}: {case.name}"
                 budget.measure(name, 4.0, lambda op=op, case=case: _large(op, case, kernels, device, limits))
-
-
-def compile_ahead(budget: Budget, device: torch.device, count: int) -> None:
-    """Has the kernels of all steps compiled beside each other; nothing runs there any more when it ends."""
-    end = budget.left() / 2
-    with workers(device) as pool:
-        made = outcomes(
-            started(pool, make_step, [(step, str(device), False) for step in range(count)]), lambda: budget.left() - end
-        )
-    left_out = sum(one == LEFT_OUT for one in made)
-    budget.results.add(budget.part, "compiled ahead", steps=count - left_out, left_out=left_out)
-
-
-def make_step(number: int, device: str, smoke: bool) -> None:
-    """Makes and runs one of the steps; what is wrong with it is found again when it is timed."""
-    kernels = op_tables.load(device)
-    _, make = list(step_cases(kernels, torch.device(device), smoke))[number]
-    with suppress(Exception), torch.inference_mode():
-        make()
 
 
 def _large(op: Any, case: Any, kernels: Kernels, device: torch.device, limits: Limits) -> dict[str, Any]:
