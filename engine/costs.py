@@ -39,6 +39,7 @@ class Workload:
     samples: int = 1
     forced: float = 0.0
     scored: bool = False  # choices are scored; nothing is decoded
+    certain: bool = False  # every answer has max_tokens
 
     @property
     def prompt(self) -> float:
@@ -151,8 +152,8 @@ def predict(work: Workload, settings: Settings, rates: Rates, kv_tokens: float =
     seen = _follow(cost, most, followed)
     rest = (work.answers - followed) * seen.marginal
     scale = (seen.seconds + rest) / seen.seconds
-    held = most * (work.own / work.samples + work.answer) + work.common
-    return Prediction(seen.seconds * scale, seen.steps * scale, seen.tokens * scale, seen.first, min(held, kv_tokens))
+    held = min(seen.held + work.common, kv_tokens)
+    return Prediction(seen.seconds * scale, seen.steps * scale, seen.tokens * scale, seen.first, held)
 
 
 def sequences_that_fit(work: Workload, settings: Settings, kv_tokens: float) -> float:
@@ -177,9 +178,12 @@ def micro_run_seconds(rates: Rates) -> float:
 
 @dataclass(slots=True)
 class _Seen:
-    """What was seen of the answers that were followed. `marginal`: seconds of one answer more."""
+    """What was seen of the answers that were followed. `marginal`: seconds of one answer more; `held`: tokens that they
+    have for themselves at once, at most.
+    """
 
     seconds: float = 0.0
+    held: float = 0.0
     first: float = 0.0
     steps: float = 0.0
     tokens: float = 0.0
@@ -191,9 +195,10 @@ def _follow(cost: StepCost, most: float, answers: int) -> _Seen:
     work, budget = cost.work, float(cost.settings.max_batch_tokens)
     each = max(work.computed / work.samples, 1e-9)
     stride = max(1.0, work.decoded / STRIDES, answers * (each + work.decoded) / budget / MOST_STRIDES)
-    running: list[tuple[float, float]] = []  # a heap of (when they end, how many), in steps of progress
-    waiting, active, now, seen = float(answers), 0.0, 0.0, _Seen()
-    drafts = _drafts(cost)
+    running: list[tuple[float, float, float]] = []  # a heap of (end, how many, start), in steps of progress
+    waiting, active, starts, now, seen = float(answers), 0.0, 0.0, 0.0, _Seen()  # starts: summed over active
+    tokens = work.own / work.samples + work.answer - work.decoded  # of an answer at its start
+    drafts, lengths = _drafts(cost), (1.0,) if work.certain else SPREAD
     marks: list[tuple[float, float]] = []  # (answers let in, seconds) while answers are let in
     while waiting > 1e-9 or running:
         steps = stride if running or waiting * each > budget else 1.0
@@ -210,12 +215,15 @@ def _follow(cost: StepCost, most: float, answers: int) -> _Seen:
         waiting, active = waiting - entering, active + entering
         now += steps * further
         if entering:
-            for length in SPREAD:
-                heappush(running, (now + length * work.decoded, entering / len(SPREAD)))
+            for length in lengths:
+                heappush(running, (now + length * work.decoded, entering / len(lengths), now))
+            starts += entering * now
             marks.append((answers - waiting, seen.seconds))
+        seen.held = max(seen.held, active * (tokens + now) - starts)
         while running and running[0][0] <= now + 1e-9:
             seen.first = seen.first or seen.seconds
-            active = max(0.0, active - heappop(running)[1])
+            _, ended, start = heappop(running)
+            active, starts = max(0.0, active - ended), starts - ended * start
     seen.marginal = _slope(marks, seen.seconds, answers)
     return seen
 

@@ -201,6 +201,16 @@ class Engine:
         if not self._running:
             self.resolved["speculation"] = settings.speculation_kind
 
+    def prepare(self, num_tokens: float) -> threading.Thread:
+        """Has memory found for the keys and values of so many tokens, in the thread returned, before steps wait for it.
+
+        What is prepared counts as used, so no more should be asked for than the rows to come hold at once.
+        """
+        blocks = min(self._num_blocks, math.ceil(num_tokens / self.settings.tokens_per_block))
+        thread = threading.Thread(target=self._runner.pages.populate, args=(blocks,), name="prepare", daemon=True)
+        thread.start()
+        return thread
+
     def interrupt(self) -> None:
         """Ends the run that goes on after its present step, one that was called for and has not begun before its first.
 

@@ -8,9 +8,12 @@ import torch
 from torch import Tensor
 
 from ..kernels.kv_format import KVFormat, LayerPages, Pages
+from ..kernels.native.memory import populate
 
 ALIGNMENT = 64  # bytes: vectors of common widths then fill whole cache lines
 COPY_BYTES = 64 * 2**20  # less than the step that follows takes of a device
+_BY_LAYER = 1, 2, 3, 0, 4, 5  # [N, layers, 2, K, B, width], as it lies on the host, to [layers, 2, K, N, B, width]
+_BY_BLOCK = 3, 0, 1, 2, 4, 5  # and back
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,12 @@ class KVPages:
             if pairs and stored.numel():
                 copy(stored, pairs)
 
+    def populate(self, num_blocks: int) -> None:
+        """Has memory found for the first so many blocks where it would be when they are first written to."""
+        for stored in (self._codes, self._scales):
+            if stored.is_cpu and stored.numel():
+                populate(stored.permute(_BY_BLOCK)[:num_blocks])
+
     def clear(self) -> None:
         """Writes zeros to all of it."""
         self._codes.zero_()
@@ -91,4 +100,4 @@ def _zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     start = -memory.data_ptr() % ALIGNMENT
     layers, sides, heads, blocks, *vectors = sizes
     by_block = memory[start : start + size].view(dtype).view(blocks, layers, sides, heads, *vectors)
-    return by_block.permute(1, 2, 3, 0, 4, 5)
+    return by_block.permute(_BY_LAYER)

@@ -42,6 +42,7 @@ def workload_of(requests: Sequence[Request], rows: int) -> Workload:
         samples=max(1 if sampling.greedy else sampling.n for sampling in samplings),
         forced=float(np.mean([forced_share(sampling) for sampling in samplings])),
         scored=all(sampling.choice_probs for sampling in samplings),
+        certain=all(map(is_certain, samplings)),
     )
 
 

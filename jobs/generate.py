@@ -96,6 +96,7 @@ class Generation:
         wanted = situation.choose(self.formats)
         self.engine = loaded.engine(with_choices(with_formats(self._job, self.formats), wanted))
         self.situation, self.chosen = situation, as_taken(situation, wanted, self.engine.resolved)
+        self.engine.prepare(self.chosen.predicted.kv_tokens)
         eos_ids, results = self.engine.bounds.eos_ids, result_columns(self._job)
         text = self.engine.tokenizer
         self.encoder = ResultEncoder(text, self.sampling, eos_ids, results=results, parser=self._job.parser())

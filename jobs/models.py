@@ -48,6 +48,10 @@ class LoadedModel(Protocol):
         """
         ...
 
+    def prepare(self, num_tokens: float) -> object:
+        """Begins to find memory for the keys and values of so many tokens, beside what goes on."""
+        ...
+
     def run(self, requests: Iterable[Request]) -> Iterator[Completion]: ...
     def interrupt(self) -> None:
         """Ends `run` soon; called from another thread, or from a signal handler."""

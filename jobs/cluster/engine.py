@@ -108,6 +108,9 @@ class ClusterEngine:
     def adopt(self, settings: EngineSettings) -> None:
         """Nothing: workers keep the limits that they were started with, those of a job's first step; see `resolved`."""
 
+    def prepare(self, num_tokens: float) -> None:
+        """Nothing: how much of the job a worker will hold is not known."""
+
     def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
         """Completions in the order in which they come in. Raises what a worker's engine raises."""
         self._interrupted.clear()

@@ -1,10 +1,12 @@
-"""Memory for weights, on large pages where the system grants them. Knows bytes and pages, not what they hold.
+"""Memory on large pages where the system grants them, and before it is used. Knows bytes and pages, not what they hold.
 
 A step reads every weight once. On pages of 4 KiB its products wait for addresses to be looked up: the linears of a
 decode step take an eighth longer.
 """
 
+import ctypes
 import mmap
+import sys
 from contextlib import suppress
 from math import prod
 
@@ -13,6 +15,8 @@ from torch import Tensor
 
 CHUNK = 32 << 20  # asked of the system at once; what is never touched takes no memory
 LINE = 64
+MADV_POPULATE_WRITE = 23  # of Linux, since 5.14
+PIECE = 2 << 20  # populated by one call: others that ask for memory meanwhile wait for its end
 
 
 class LargePages:
@@ -46,3 +50,19 @@ def _ask(num_bytes: int) -> Tensor:
     with suppress(OSError):  # Python was built on a system that has them, this one was not
         pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=torch.uint8)
+
+
+def populate(memory: Tensor) -> None:
+    """Has the system find the pages of a contiguous tensor now, whatever they hold, not when each is first used.
+
+    It may be in use meanwhile. Where the system knows no such request, or is short of memory, pages come when used.
+    """
+    if sys.platform != "linux":
+        return
+    madvise = ctypes.CDLL(None).madvise
+    begin = -(-memory.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (memory.data_ptr() + memory.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    for start in range(begin, end, PIECE):
+        size = min(PIECE, end - start)
+        if madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), MADV_POPULATE_WRITE):
+            return

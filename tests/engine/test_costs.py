@@ -1,5 +1,6 @@
 """The cost model: kinds of work lead to different settings, each for its reason; and what it must get right of any."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -171,6 +172,19 @@ def test_a_prediction_accounts_for_all_work(work: Workload, under: Settings, roo
 def test_twice_the_rows_take_more_time(work: Workload, under: Settings) -> None:
     once, twice = predict(work, under, RATES), predict(replace(work, rows=2 * work.rows), under, RATES)
     assert once.seconds < twice.seconds < 2.2 * once.seconds + 1
+
+
+def test_answers_of_known_length_that_begin_together_are_held_whole_at_once() -> None:
+    work = Workload(64, own=5, common=15, computed=5, answer=256, longest=280, certain=True)
+    assert predict(work, DEFAULT, RATES).kv_tokens == pytest.approx(64 * (5 + 256) + 15, rel=0.02)
+    assert predict(work, DEFAULT, RATES, 1000).kv_tokens == 1000
+
+
+def test_of_short_answers_behind_long_prompts_few_are_held_at_once() -> None:
+    """Steps of 512 tokens let (512 - rows that run) / 160 rows in, and the first of them have ended 32 steps later."""
+    work = Workload(4000, own=160, common=0, computed=160, answer=32, longest=192, certain=True)
+    rows = 512 * (1 - math.exp(-32 / 160))
+    assert predict(work, DEFAULT, RATES).kv_tokens == pytest.approx(rows * (160 + 16), rel=0.1)
 
 
 def test_a_step_of_nothing_takes_no_time() -> None:

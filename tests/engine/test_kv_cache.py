@@ -61,6 +61,40 @@ def test_copies_at_once_hold_few_bytes_aside(monkeypatch, blocks_aside: float, p
     assert torch.equal(stored, expected)
 
 
+@each_format
+def test_the_first_blocks_are_populated_with_their_scales(monkeypatch, kv_cache: str) -> None:
+    populated = []
+    monkeypatch.setattr(kv, "populate", populated.append)
+    shape = kv.KVShape(2, 3, 10, kv_format.FORMATS[kv_cache])
+    pages = kv.KVPages(shape, 7, 4, CPU)
+    pages.populate(5)
+    assert sum(part.nbytes for part in populated) == 5 * 4 * shape.bytes_per_token
+    for part in populated:
+        assert part.is_contiguous()
+        part.view(torch.uint8).fill_(1)
+    for stored in (pages._codes, pages._scales):
+        blocks = stored.view(torch.uint8).movedim(3, 0)
+        assert bool((blocks[:5] == 1).all())
+        assert not blocks[5:].any()
+
+
+def test_no_more_is_prepared_than_there_is(answers, monkeypatch) -> None:
+    folder, _ = answers("llama3", "int8")
+    engine, asked = load(folder, "int8"), []
+    monkeypatch.setattr(kv.KVPages, "populate", lambda pages, num_blocks: asked.append(num_blocks))
+    for tokens in (0, 1, 33.5, 1e9):
+        engine.prepare(tokens).join()
+    assert asked == [0, 1, 3, engine.bounds.kv_tokens // 16]
+
+
+def test_memory_is_prepared_while_a_run_uses_it(answers) -> None:
+    folder, expected = answers("llama3", "int8")
+    engine = load(folder, "int8")
+    preparing = engine.prepare(engine.bounds.kv_tokens)
+    assert run(engine, requests()) == expected
+    preparing.join()
+
+
 def requests() -> list[Request]:
     greedy = Sampling(max_tokens=MAX_TOKENS, temperature=0)
     made = [Request(key, prompt, greedy) for key, prompt in enumerate(prompts())]

@@ -176,6 +176,8 @@ def test_later_steps_choose_anew_and_keep_the_model(tmp_path: Path) -> None:
     assert given.loads == 1
     (adopted,) = given.fake.adopted
     assert adopted.speculation == "auto"
+    once, again = given.fake.prepared
+    assert again > once > 8  # of memory for the rows of each step: these have longer prompts and answers
 
 
 def adaptation(answer: float, rows: int = 10_000) -> Adaptation:

@@ -1,12 +1,15 @@
 """Memory on large pages: tensors that lie side by side and stay as long as one of them is used."""
 
+import ctypes
 import mmap
+import sys
 
 import pytest
 import torch
 from torch import Tensor
 
-from batchgen.kernels.native.memory import CHUNK, LINE, LargePages
+from batchgen.kernels.native import memory as native_memory
+from batchgen.kernels.native.memory import CHUNK, LINE, LargePages, populate
 
 NO_SUCH_ADVICE = 4711
 
@@ -52,3 +55,50 @@ def test_tensors_outlive_what_gave_them(memory: LargePages) -> None:
     first, second = one(1.0), one(2.0)
     assert first.sum() == 1000
     assert second.sum() == 2000
+
+
+SIZE = 5 << 20
+
+
+def untouched() -> Tensor:
+    return torch.frombuffer(mmap.mmap(-1, SIZE), dtype=torch.uint8)
+
+
+def present(tensor: Tensor) -> list[bool]:
+    """Which pages of a tensor at the start of one the system has found memory for."""
+    pages = (ctypes.c_ubyte * -(-tensor.nbytes // mmap.PAGESIZE))()
+    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(tensor.nbytes), pages) == 0
+    return [bool(page & 1) for page in pages]
+
+
+def populates() -> bool:
+    """The system knows the request."""
+    if sys.platform != "linux":
+        return False
+    page = untouched()
+    start, size = ctypes.c_void_p(page.data_ptr()), ctypes.c_size_t(mmap.PAGESIZE)
+    return ctypes.CDLL(None).madvise(start, size, native_memory.MADV_POPULATE_WRITE) == 0
+
+
+@pytest.mark.skipif(not populates(), reason="a system without the request")
+def test_memory_is_found_for_what_is_populated_and_keeps_what_it_holds() -> None:
+    memory = untouched()
+    memory[9] = 7
+    assert sum(present(memory)) == 1
+    part = memory[5 : 3 << 20]
+    populate(part)
+    pages = present(memory)
+    assert all(pages[: (3 << 20) // mmap.PAGESIZE - 1])
+    assert not any(pages[(3 << 20) // mmap.PAGESIZE :])
+    assert memory.sum() == 7
+
+
+@pytest.mark.parametrize("system", ["another", "one that refuses"])
+def test_memory_is_as_good_where_it_cannot_be_populated(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if system == "another":
+        monkeypatch.setattr(sys, "platform", "win32")
+    else:
+        monkeypatch.setattr(native_memory, "MADV_POPULATE_WRITE", NO_SUCH_ADVICE)
+    memory = untouched()
+    populate(memory)
+    assert memory.sum() == 0

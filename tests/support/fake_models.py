@@ -75,6 +75,7 @@ class FakeEngine:
     resolved: dict[str, Any] = field(default_factory=lambda: {"device": "cpu", "dtype": "float32", "weights": "native"})
     asked: list[int] = field(default_factory=list)
     adopted: list[EngineSettings] = field(default_factory=list)
+    prepared: list[float] = field(default_factory=list)  # tokens
     largest: dict[str, int] = field(default_factory=lambda: {"max_batch_tokens": 1 << 20, "max_sequences": 1 << 20})
     statistics: Any = field(
         default_factory=lambda: SimpleNamespace(
@@ -84,6 +85,9 @@ class FakeEngine:
 
     def interrupt(self) -> None:
         self.interrupted = True
+
+    def prepare(self, num_tokens: float) -> None:
+        self.prepared.append(num_tokens)
 
     def adopt(self, settings: EngineSettings) -> None:
         self.adopted.append(settings)

@@ -17,6 +17,10 @@ from protocol import read_call, write_result
 from torch import Tensor
 
 from batchgen.engine import Engine, Request, Sampling, items
+from batchgen.engine.costs import predict
+from batchgen.engine.options import DEFAULT
+from batchgen.engine.profile import workload_of
+from batchgen.engine.rates import built_in
 from batchgen.kernels.linear_int4 import Int4Weight
 from batchgen.kernels.linear_int8 import Int8Weight
 from batchgen.kernels.panels import segment_of
@@ -76,12 +80,20 @@ def requests(rows: list[dict[str, Any]], top: int | None) -> list[Request]:
     ]
 
 
+def expected_tokens(engine: Engine, asked: list[Request]) -> float:
+    """Of keys and values that the rows hold at once."""
+    limits = {name: engine.resolved[name] for name in ("max_batch_tokens", "max_sequences", "block_size")}
+    rates = built_in(engine.model.spec, engine.resolved["dtype"])
+    return predict(workload_of(asked, len(asked)), replace(DEFAULT, **limits), rates, engine.bounds.kv_tokens).kv_tokens
+
+
 def main() -> None:
     rows, options = read_call(sys.argv)
     ordered = options.pop("ordered", True)
     engine, top = load(options)
     list(engine.run([Request(0, rows[0]["tokens"][:32], Sampling(max_tokens=2))]))  # first calls set up thread pools
     asked = requests(rows, top)
+    engine.prepare(expected_tokens(engine, asked)).join()
     start, first, completions = time.time(), 0.0, []
     for completion in engine.run(asked if ordered else iter(asked)):
         first = first or time.time()
