@@ -15,6 +15,7 @@ from torch.nn import functional
 from ..kernels import Kernels
 from ..kernels.attention import AttentionItems
 from ..kernels.kv_format import FORMATS
+from ..kernels.sampling import Filters
 from .batch import Batch
 from .kv import KVPages, KVShape
 from .models.names import Place, WeightPlan
@@ -73,6 +74,9 @@ class Watched:
 
     def rows(self, index: Tensor) -> Tensor:
         return self.stored[index]
+
+    def draw(self, x: Tensor, vocabulary: int, filters: Filters) -> tuple[Tensor, Tensor]:
+        raise ValueError("draws from a linear that is only watched")
 
 
 @dataclass(frozen=True, slots=True)

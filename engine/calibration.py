@@ -208,14 +208,14 @@ class _Bench:
 
     @torch.inference_mode()
     def head(self, vocabulary: int) -> Curve:
-        """Logits of so many rows, and greedy draws from them."""
+        """Greedy draws from the head, of so many rows."""
         spec, times = self.model.spec, []
         for count in DRAWN:
             hidden = torch.randn(count, spec.hidden_size, dtype=self.model.dtype, device=self.model.device)
             filters = _greedy(count, self.model.device)
 
             def draw(hidden: torch.Tensor = hidden, filters: Filters = filters) -> object:
-                return self.kernels.sample(self.model.logits(hidden), filters)
+                return self.model.draw(hidden, spec.vocab_size, filters)
 
             times.append(self.timer(draw) * vocabulary / spec.vocab_size)
         return Curve(DRAWN, rising(times))

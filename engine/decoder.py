@@ -14,6 +14,7 @@ from torch import Tensor
 from batchgen.kernels import Kernels
 from batchgen.kernels.attention import Masking
 from batchgen.kernels.kv_format import FORMATS, LayerPages
+from batchgen.kernels.sampling import Filters
 
 from .balance import Balance
 from .batch import Batch
@@ -25,6 +26,20 @@ from .rope import Rope
 from .spec import ModelSpec
 from .weights.formats import weight_format
 from .weights.load import HEAD, Parts, Target, fill_parts, model_places
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The last linear of a model."""
+
+    linear: Linear
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, H] -> [R, V] float32."""
+        return self.linear(hidden).float()
+
+    def draw(self, hidden: Tensor, vocabulary: int, filters: Filters) -> tuple[Tensor, Tensor]:
+        return self.linear.draw(hidden, vocabulary, filters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +120,7 @@ class Decoder:
         self.rounding: dict[str, float] = {}
         self._kernels = kernels
         self._embedding = embedding
-        self._head = head
+        self._head = Head(head)
         self._rope = Rope(spec.rope, spec.context_length, embedding.device, kernels)
         build = _Builder(spec, parts, kernels)
         self._layers = [(build.attention(index), build.mlp(index)) for index in range(spec.num_layers)]
@@ -141,19 +156,19 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] -> [R, V] float32."""
-        return _logits(self._head, hidden)
+        return self._head.logits(hidden)
+
+    def draw(self, hidden: Tensor, vocabulary: int, filters: Filters) -> tuple[Tensor, Tensor]:
+        """Tokens drawn from the `logits` of [R, H] up to `vocabulary`, and whether these were finite, [R] both."""
+        return self._head.draw(hidden, vocabulary, filters)
 
     def head_weight(self) -> Tensor:
         """[V, H] float32: what `logits` multiplies by."""
-        return self._head.rows(torch.arange(self.spec.vocab_size, device=self.device)).float()
+        return self._head.linear.rows(torch.arange(self.spec.vocab_size, device=self.device)).float()
 
-    def head(self) -> Callable[[Tensor], Tensor]:
-        """`logits` that keeps the head in memory and nothing else of the model."""
-        return partial(_logits, self._head)
-
-
-def _logits(head: Linear, hidden: Tensor) -> Tensor:
-    return head(hidden).float()
+    def head(self) -> Head:
+        """`logits` and `draw` that keep the head in memory and nothing else of the model."""
+        return self._head
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +186,9 @@ class EarlyExit:
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.decoder.logits(hidden)
+
+    def draw(self, hidden: Tensor, vocabulary: int, filters: Filters) -> tuple[Tensor, Tensor]:
+        return self.decoder.draw(hidden, vocabulary, filters)
 
 
 @dataclass(frozen=True, slots=True)

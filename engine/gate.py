@@ -174,7 +174,7 @@ def _try_kv(
 
 def _trace(model: Decoder, texts: Texts, kernels: Kernels, kv_cache: str) -> Trace:
     found = trace(Candidate(model, kernels, model.kv_shape(kv_cache)), texts.tokens)
-    return replace(found, logits=model.head())
+    return replace(found, logits=model.head().logits)
 
 
 def _record(

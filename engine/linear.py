@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from batchgen.kernels import Kernels
+from batchgen.kernels.draw import Head
+from batchgen.kernels.sampling import Filters
 
 from .weights.tensors import TensorSource
 
@@ -22,6 +24,12 @@ class Linear(Protocol):
 
     def rows(self, index: Tensor) -> Tensor:
         """The weights of the outputs `index` [T], [T, inputs] in the compute dtype: a tied head as an embedding."""
+
+    def draw(self, x: Tensor, vocabulary: int, filters: Filters) -> tuple[Tensor, Tensor]:
+        """Of the outputs [T, :vocabulary] as logits: a token [T] of each row and whether it was finite [T].
+
+        `filters` cut nothing; see kernels/draw.
+        """
 
 
 class LinearBuilder(Protocol):
@@ -60,6 +68,10 @@ class DenseLinear:
     def rows(self, index: Tensor) -> Tensor:
         return self._kernels.weight_rows(self._packed, index, self._dtype)
 
+    def draw(self, x: Tensor, vocabulary: int, filters: Filters) -> tuple[Tensor, Tensor]:
+        head = Head(self, self._packed, self._packed.bias, self._dtype, vocabulary)
+        return self._kernels.draw(x, head, filters)
+
 
 @dataclass(frozen=True, slots=True)
 class QuantisedLinear:
@@ -74,11 +86,21 @@ class QuantisedLinear:
     result: torch.dtype
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.op(x if self.order is None else x[:, self.order], self.packed, self.bias, self.result)
+        return self._product(self._ordered(x))
 
     def rows(self, index: Tensor) -> Tensor:
         values = self.kernels.weight_rows(self.packed, index, self.dtype)
         return values if self.order is None else values[:, self.order.argsort()]
+
+    def draw(self, x: Tensor, vocabulary: int, filters: Filters) -> tuple[Tensor, Tensor]:
+        head = Head(self._product, self.packed, self.bias, self.result, vocabulary)
+        return self.kernels.draw(self._ordered(x), head, filters)
+
+    def _ordered(self, x: Tensor) -> Tensor:
+        return x if self.order is None else x[:, self.order]
+
+    def _product(self, x: Tensor) -> Tensor:
+        return self.op(x, self.packed, self.bias, self.result)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +114,9 @@ class SideBySide:
 
     def rows(self, index: Tensor) -> Tensor:
         raise ValueError("rows of a linear that was not fused")
+
+    def draw(self, x: Tensor, vocabulary: int, filters: Filters) -> tuple[Tensor, Tensor]:
+        raise ValueError("draws from a linear that was not fused")
 
 
 class DenseBuilder:

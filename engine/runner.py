@@ -20,7 +20,7 @@ from .items import attention_items
 from .kv import KVPages
 from .link import Link
 from .request import RowError
-from .sampling import Draws, Sampler
+from .sampling import Draws, Head, Sampler
 from .sequence import Drawn, Feed, Point, Sequence, Step
 
 LOGITS_BYTES = {
@@ -30,12 +30,11 @@ LOGITS_BYTES = {
 MAX_FAILURES = 8  # rows that raise one after the other before the run is given up
 
 
-class Model(Protocol):
+class Model(Head, Protocol):
     """What the runner needs of a decoder."""
 
     def rope_choice(self, length: int) -> int: ...
     def forward(self, batch: Batch, pages: KVPages) -> Tensor: ...
-    def logits(self, hidden: Tensor) -> Tensor: ...
 
 
 class Observer(Protocol):
@@ -107,7 +106,7 @@ class Runner:
         points, batch = [feed.points for feed in feeds], self._batch(feeds)
         self.sampler.prepare([point for some in points for point in some])
         hidden = self.executor.forward(self.model, batch, self.pages)
-        draws = draw_in_parts(self.sampler, self.model.logits, [point for some in points for point in some], hidden)
+        draws = draw_in_parts(self.sampler, self.model, [point for some in points for point in some], hidden)
         self.observer.saw(feeds, hidden)
         ends = accumulate(len(some) for some in points)
         rows = {feed.sequence: end - 1 for feed, end, some in zip(feeds, ends, points, strict=True) if some}
@@ -200,11 +199,11 @@ def _grouped(wait: Callable[[], list[Drawn]], counts: list[int]) -> list[list[Dr
     return [list(islice(drawn, count)) for count in counts]
 
 
-def draw_in_parts(sampler: Sampler, logits: Callable[[Tensor], Tensor], points: list[Point], hidden: Tensor) -> Draws:
-    """What the points draw; `logits` reads their states `hidden` [R, H], a bounded number of them at once."""
+def draw_in_parts(sampler: Sampler, head: Head, points: list[Point], hidden: Tensor) -> Draws:
+    """What the points draw; the head reads their states `hidden` [R, H], a bounded number of them at once."""
     most = LOGITS_BYTES[hidden.device.type]
     parts = [
-        sampler.draw(points[first:end], logits(hidden[first:end]))
+        sampler.draw(points[first:end], head, hidden[first:end])
         for first, end in pairwise(_cuts(len(points), max(1, most // (4 * sampler.vocabulary))))
     ]
     tokens = [part.tokens for part in parts]

@@ -6,6 +6,7 @@ Turns sampling parameters of points into the tensors of the sampling kernels; th
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -26,6 +27,16 @@ from .sequence import Drawn, Point
 NOT_FINITE = RowError("numeric", "generate", "the model's logits hold NaN or infinity", retryable=False)
 
 Put = Callable[[NDArray[np.generic]], Tensor]  # an array on its way to the device
+
+
+class Head(Protocol):
+    """The end of a model. States are [R, H]."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, V] float32, new."""
+
+    def draw(self, hidden: Tensor, vocabulary: int, filters: Filters) -> tuple[Tensor, Tensor]:
+        """Tokens drawn from logits up to `vocabulary` by filters that cut nothing, and whether these were finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +60,22 @@ class Sampler:
         """Begins to fill the masks that `draw` will need at these points, beside what comes in between."""
         self.grammars.fill([point.grammar for point in points if isinstance(point.grammar, MatcherState)])
 
-    def draw(self, points: list[Point], logits: Tensor) -> Draws:
+    def draw(self, points: list[Point], head: Head, hidden: Tensor) -> Draws:
+        """What each point draws by the head's logits of its state, a row of `hidden` [R, H]."""
+        if not all(map(draws_freely, points)):
+            return self._draw_from(points, head.logits(hidden))
+        tokens, finite = head.draw(hidden, self.vocabulary, filters(points, self.link.to_device))
+        fetched = self.link.to_host((tokens, finite))
+
+        def wait() -> list[Drawn]:
+            drawn, fine = (part.tolist() for part in fetched())
+            return [
+                Drawn(token) if whole else Drawn(error=NOT_FINITE) for token, whole in zip(drawn, fine, strict=True)
+            ]
+
+        return Draws(tokens, wait)
+
+    def _draw_from(self, points: list[Point], logits: Tensor) -> Draws:
         """One result per row of `logits` [R, V] float32, which is used up."""
         put = self.link.to_device
         finite = self.kernels.finite(logits[:, : self.vocabulary])
@@ -114,6 +140,15 @@ class Sampler:
         widest = max(points[row].sampling.logprobs or 0 for row in asked)
         drawn = tokens[self.link.to_device(np.array(asked, np.int64))]
         return self.kernels.logprobs(raw, drawn, min(widest, self.vocabulary))
+
+
+def draws_freely(point: Point) -> bool:
+    """Nobody looks at its logits but for a draw from all of them."""
+    sampling = point.sampling
+    cut = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
+    looked_at = sampling.logprobs is not None or point.node is not None
+    constrained = isinstance(point.grammar, MatcherState) or point.answer_length < sampling.min_tokens
+    return not (cut or looked_at or constrained or penalised(sampling))
 
 
 def logprob_entries(

@@ -56,7 +56,7 @@ def evaluate(model: str, text: Path, options: EvalOptions) -> list[dict[str, Any
 
     def seen(decoder: Decoder, kv_cache: str) -> Trace:
         found = trace(Candidate(decoder, ops, decoder.kv_shape(kv_cache)), pieces)
-        return replace(found, logits=decoder.head())
+        return replace(found, logits=decoder.head().logits)
 
     decoder = load(REFERENCE, options.reference_dtype)
     vocabulary = min(tokenizer.size, decoder.spec.vocab_size)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .attention import AttentionItems, Masking
+    from .draw import Head
     from .kv_format import LayerPages
     from .linear_fp8 import Fp8Weight
     from .linear_int4 import Int4Weight
@@ -80,6 +81,8 @@ class Kernels(Protocol):
         """What `attention` needs to know about a step, laid out for this device; made once, used by every layer."""
 
     def attention(self, query: "Tensor", pages: "LayerPages", plan: Any, masking: "Masking") -> "Tensor": ...
+
+    def draw(self, x: "Tensor", head: "Head", filters: "Filters") -> "tuple[Tensor, Tensor]": ...
 
     def finite(self, logits: "Tensor") -> "Tensor": ...
 

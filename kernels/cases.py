@@ -4,6 +4,7 @@ from .attention import cases as attention
 from .attention import format_cases as attention_formats
 from .attention import gpu_cases as attention_gpu
 from .case import Op
+from .draw import cases as draw
 from .linear import cases as linear
 from .linear_fp8 import cases as linear_fp8
 from .linear_int4 import cases as linear_int4
@@ -28,6 +29,7 @@ OPS: tuple[Op, ...] = (
     linear_fp8.OP,
     attention.OP,
     attention_formats.OP,
+    draw.OP,
     *sampling.OPS,
     token_mask.OP,
     take_rows.OP,

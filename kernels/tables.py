@@ -13,6 +13,9 @@ from .attention import AttentionItems, Masking
 from .attention import native as native_attention
 from .attention.reference import attention, plan_attention
 from .chip import chip_of
+from .draw import Head
+from .draw import native as native_draw
+from .draw.reference import draw
 from .kv_format import LayerPages
 from .linear import DenseWeight
 from .linear import native as native_linear
@@ -51,6 +54,8 @@ log = logging.getLogger(__name__)
 
 # By kind of packed weight: the entry of the library that gives rows back.
 ROWS = {Panels: "batchgen_panel_rows", DensePanels: "batchgen_dense_rows", Fp8Panels: "batchgen_fp8_rows"}
+# And the one that draws from its products.
+DRAWS = {Panels: "batchgen_panels_draw", DensePanels: "batchgen_linear_draw", Fp8Panels: "batchgen_fp8_draw"}
 
 
 class ReferenceKernels:
@@ -119,6 +124,9 @@ class ReferenceKernels:
     def attention(self, query: Tensor, pages: LayerPages, plan: Any, masking: Masking) -> Tensor:
         return attention(query, pages, plan, masking)
 
+    def draw(self, x: Tensor, head: Head, filters: Filters) -> tuple[Tensor, Tensor]:
+        return draw(self, x, head, filters)
+
     def finite(self, logits: Tensor) -> Tensor:
         return finite(logits)
 
@@ -156,6 +164,11 @@ class NativeKernels(ReferenceKernels):
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         return native_swiglu.swiglu(self._library, gate_up)
+
+    def draw(self, x: Tensor, head: Head, filters: Filters) -> tuple[Tensor, Tensor]:
+        if type(head.weight) not in DRAWS or {x.dtype, head.dtype} - native_panels.NUMBERS:
+            return super().draw(x, head, filters)
+        return native_draw.draw(getattr(self._library, DRAWS[type(head.weight)]), x, head, filters)
 
     def finite(self, logits: Tensor) -> Tensor:
         return native_sampling.finite(self._library, logits)

@@ -14,9 +14,11 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from ...kernels import Kernels
+from ...kernels.sampling import Filters
 from ..checkpoint import ModelError, resolve
 from ..config import HEADS_FILES
 from ..decoder import Decoder
+from ..decoder import Head as OutputHead
 from ..linear import DenseLinear
 from ..runner import draw_in_parts
 from ..sampling import Sampler
@@ -38,13 +40,19 @@ class Head:
     """Residual blocks x + silu(block(x)), then the output projection: a Medusa head (Cai et al. 2024)."""
 
     blocks: tuple[Callable[[Tensor], Tensor], ...]
-    output: Callable[[Tensor], Tensor]
+    output: OutputHead
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H], the target's final-normed states -> [R, V] float32."""
+        return self.output.logits(self._states(hidden))
+
+    def draw(self, hidden: Tensor, vocabulary: int, filters: Filters) -> tuple[Tensor, Tensor]:
+        return self.output.draw(self._states(hidden), vocabulary, filters)
+
+    def _states(self, hidden: Tensor) -> Tensor:
         for block in self.blocks:
             hidden = hidden + silu(block(hidden))
-        return self.output(hidden)
+        return hidden
 
 
 def load_heads(path: str, target: Decoder, kernels: Kernels) -> tuple[Head, ...]:
@@ -112,11 +120,7 @@ def _head(
         raise ModelError(f"{file}: the tensors of head {index} leave a gap; download it again")
     layers = [(own[layer, "linear.weight"], own.get((layer, "linear.bias"))) for layer in range(num_blocks)]
     blocks = tuple(DenseLinear(kernels, weight, bias) for weight, bias in layers)
-    return Head(blocks, target.head() if output is None else _projection(DenseLinear(kernels, output, None)))
-
-
-def _projection(linear: DenseLinear) -> Callable[[Tensor], Tensor]:
-    return lambda hidden: linear(hidden).float()
+    return Head(blocks, target.head() if output is None else OutputHead(DenseLinear(kernels, output, None)))
 
 
 class LastStates:
@@ -172,5 +176,5 @@ class RunningHeads:
         points = [point for feed in step.feeds for point in feed.points]
         self.sampler.prepare(points)
         hidden = self.states.of([feed.sequence for feed in step.feeds])
-        draws = draw_in_parts(self.sampler, self.heads[number].logits, points, hidden)
+        draws = draw_in_parts(self.sampler, self.heads[number], points, hidden)
         return [[one] for one in draws.wait()]

@@ -2,6 +2,7 @@
 // the contract.
 #include "../native/export.h"
 #include "../native/scratch.h"
+#include "../panels/draws.h"
 #include "../panels/pairs.h"
 
 namespace batchgen {
@@ -10,7 +11,7 @@ namespace {
 // A weight as Python lays it out; the fields stand in the same order in native.py.
 struct Weight {
     const uint16_t* numbers;  // [panels, pairs, 16, 2]
-    int64_t outputs, inputs;
+    int64_t inputs;
 
     int64_t pairs() const { return (inputs + 1) / 2; }
     int64_t stretches() const { return (pairs() + STRETCH - 1) / STRETCH; }
@@ -28,14 +29,14 @@ template <int T, int P, class Out>
 void tile(const Weight& weight, const Rows& x, const Call& call, int64_t panel, int64_t token, Ahead& ahead) {
     const int64_t pairs = weight.pairs(), stride = pairs * PAIR;
     const uint16_t *row = x.first + token * x.stride, *numbers = weight.numbers + panel * stride;
-    ask_for_results<Out, T, P>(panel * OUTPUTS, call, token);
+    Results<Out>::template ask<T, P>(call, token, panel * OUTPUTS);
     Values sums[T][P] = {};
     for (int64_t pair = 0, next; pair < pairs; pair = next) {
         next = std::min(pair + STRETCH, pairs);
         add_pairs<T, P>(sums, row + pair * 2, x.stride, numbers + pair * PAIR, stride, next - pair);
         ahead.fetch();
     }
-    finish<Out>(sums, weight.outputs, panel * OUTPUTS, call, token);
+    finish<Out>(sums, panel * OUTPUTS, call, token);
 }
 
 template <int P, class Out>
@@ -49,7 +50,9 @@ void work(const Weight& weight, const Rows& x, const Call& call, const Task& tas
 }
 
 // The batch where it lies, or, with an odd number of inputs or floats, copied by `prepare`.
-void multiply(const Weight& weight, const Call& call) {
+template <class Out>
+void multiply(const Call& call) {
+    const Weight& weight = *static_cast<const Weight*>(call.weight);
     const bool in_place = call.x_bfloat16 && weight.inputs % 2 == 0;
     const int64_t bytes = in_place ? 0 : call.tokens * weight.pairs() * 4;
     bfloat16* copied = reinterpret_cast<bfloat16*>(room<ForActivations>(bytes));
@@ -59,9 +62,8 @@ void multiply(const Weight& weight, const Call& call) {
     const auto prepare = [&](int64_t token, int64_t end) {
         if (!in_place) round(weight.inputs, call, copied, token, end);
     };
-    each_task({weight.outputs, weight.inputs}, call.tokens, BLOCK_TOKENS, prepare, [&](auto panels, const Task& task) {
-        constexpr int P = decltype(panels)::value;
-        call.out_bfloat16 ? work<P, bfloat16>(weight, x, call, task) : work<P, float>(weight, x, call, task);
+    each_task({call.outputs, weight.inputs}, call.tokens, BLOCK_TOKENS, prepare, [&](auto panels, const Task& task) {
+        work<decltype(panels)::value, Out>(weight, x, call, task);
     });
 }
 
@@ -69,7 +71,11 @@ void multiply(const Weight& weight, const Call& call) {
 }  // namespace batchgen
 
 BATCHGEN_EXPORT void batchgen_linear(const batchgen::Call* call) {
-    batchgen::multiply(*static_cast<const batchgen::Weight*>(call->weight), *call);
+    batchgen::keep_numbers(*call, [&](auto number) { batchgen::multiply<decltype(number)>(*call); });
+}
+
+BATCHGEN_EXPORT void batchgen_linear_draw(const batchgen::DrawCall* call) {
+    batchgen::draw_each(*call, batchgen::multiply<batchgen::Draw>);
 }
 
 BATCHGEN_EXPORT void batchgen_dense_rows(const batchgen::RowsCall* call) {

@@ -17,7 +17,7 @@ from ..panels.native import by_slice, multiply, num_panels, paired
 
 
 class _Weight(ctypes.Structure):
-    _fields_ = (("numbers", ctypes.c_void_p), ("outputs", ctypes.c_int64), ("inputs", ctypes.c_int64))
+    _fields_ = (("numbers", ctypes.c_void_p), ("inputs", ctypes.c_int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ def pack_dense(weight: Tensor, bias: Tensor | None, memory: LargePages) -> Dense
     outputs, inputs = weight.shape
     numbers = memory.empty((num_panels(outputs), -(-inputs // 2), OUTPUTS, 2), torch.bfloat16)
     by_slice(numbers, inputs, lambda rows: paired(weight[rows]))
-    address = _Weight(numbers.data_ptr(), outputs, inputs)
+    address = _Weight(numbers.data_ptr(), inputs)
     return DensePanels(numbers, None if bias is None else bias.float(), (outputs, inputs), address)
 
 

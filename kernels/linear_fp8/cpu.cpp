@@ -2,6 +2,7 @@
 // of inputs are floats, scaled once. Knows the panel layout of native.py; the arithmetic is that of the contract.
 #include "../native/export.h"
 #include "../native/scratch.h"
+#include "../panels/draws.h"
 #include "../panels/pairs.h"
 
 namespace batchgen {
@@ -15,7 +16,7 @@ struct Float8 {
 struct Weight {
     const Float8* codes;  // [panels, pairs, 16, 2]
     const float* scale;   // [panels, groups, 16]
-    int64_t outputs, inputs, groups, group;
+    int64_t inputs, groups, group;
 
     int64_t pairs() const { return (inputs + 1) / 2; }
     int64_t stretches() const { return (pairs() + STRETCH - 1) / STRETCH; }  // at least, however groups cut them
@@ -72,7 +73,7 @@ template <int T, int P, class Out, class Number>
 void tile(const Weight& weight, const Number* panel, int64_t stride, int64_t first, const uint16_t* x, const Call& call,
           int64_t token, Ahead& ahead) {
     const int64_t x_stride = weight.pairs() * 2;
-    ask_for_results<Out, T, P>(first, call, token);
+    Results<Out>::template ask<T, P>(call, token, first);
     Values totals[T][P] = {};
     for (int64_t group = 0; group < weight.groups; ++group) {
         int64_t pair = group * weight.group / 2;
@@ -96,7 +97,7 @@ void tile(const Weight& weight, const Number* panel, int64_t stride, int64_t fir
             }
         }
     }
-    finish<Out>(totals, weight.outputs, first, call, token);
+    finish<Out>(totals, first, call, token);
 }
 
 // --- a task: a block of tokens times some panels ---------------------------------------------------------------------
@@ -119,15 +120,16 @@ void work(const Weight& weight, const uint16_t* x, const Call& call, const Task&
     all_tiles(static_cast<const uint16_t*>(numbers));
 }
 
-void multiply(const Weight& weight, const Call& call) {
+template <class Out>
+void multiply(const Call& call) {
+    const Weight& weight = *static_cast<const Weight*>(call.weight);
     char* space = room<ForActivations>(call.tokens * weight.pairs() * 4);
     bfloat16* rounded = reinterpret_cast<bfloat16*>(space);
     const uint16_t* x = reinterpret_cast<const uint16_t*>(space);
     const auto round = call.x_bfloat16 ? round_rows<bfloat16> : round_rows<float>;
     const auto prepare = [&](int64_t token, int64_t end) { round(weight.inputs, call, rounded, token, end); };
-    each_task({weight.outputs, weight.inputs}, call.tokens, BLOCK_TOKENS, prepare, [&](auto panels, const Task& task) {
-        constexpr int P = decltype(panels)::value;
-        call.out_bfloat16 ? work<P, bfloat16>(weight, x, call, task) : work<P, float>(weight, x, call, task);
+    each_task({call.outputs, weight.inputs}, call.tokens, BLOCK_TOKENS, prepare, [&](auto panels, const Task& task) {
+        work<decltype(panels)::value, Out>(weight, x, call, task);
     });
 }
 
@@ -147,7 +149,11 @@ void expand_row(const Weight& weight, int64_t row, float* numbers) {
 }  // namespace batchgen
 
 BATCHGEN_EXPORT void batchgen_linear_fp8(const batchgen::Call* call) {
-    batchgen::multiply(*static_cast<const batchgen::Weight*>(call->weight), *call);
+    batchgen::keep_numbers(*call, [&](auto number) { batchgen::multiply<decltype(number)>(*call); });
+}
+
+BATCHGEN_EXPORT void batchgen_fp8_draw(const batchgen::DrawCall* call) {
+    batchgen::draw_each(*call, batchgen::multiply<batchgen::Draw>);
 }
 
 BATCHGEN_EXPORT void batchgen_fp8_rows(const batchgen::RowsCall* call) {

@@ -21,7 +21,7 @@ from . import Fp8Weight, check_group
 class _Weight(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("codes", "scale")),
-        *((name, ctypes.c_int64) for name in ("outputs", "inputs", "groups", "group")),
+        *((name, ctypes.c_int64) for name in ("inputs", "groups", "group")),
     )
 
 
@@ -54,7 +54,7 @@ def pack_fp8(weight: Fp8Weight, memory: LargePages) -> Fp8Panels:
     codes = memory.empty((num_panels(outputs), -(-inputs // 2), OUTPUTS, 2), torch.uint8)
     by_slice(codes, inputs, lambda rows: paired(raw[rows]))
     scale = by_panel(weight.scale.float(), memory)
-    address = _Weight(codes.data_ptr(), scale.data_ptr(), outputs, inputs, scale.shape[1], group)
+    address = _Weight(codes.data_ptr(), scale.data_ptr(), inputs, scale.shape[1], group)
     return Fp8Panels(codes, scale, weight.shape, group, address)
 
 

@@ -99,6 +99,18 @@ inline Ints whole(Vec x) {
 #endif
 }
 
+// Of lanes that are all ones or zero: one is not.
+inline bool any(Ints mask) {
+#if defined(__AVX512F__)
+    return _mm512_movepi32_mask((__m512i)mask) != 0;
+#elif defined(__AVX2__)
+    return _mm256_movemask_epi8((__m256i)mask) != 0;
+#else
+    const Ints zero{};
+    return std::memcmp(&mask, &zero, sizeof mask) != 0;
+#endif
+}
+
 // 0, 1, 2, ..
 inline Ints from_zero() {
     Ints lanes;

@@ -3,6 +3,7 @@
 #include "../native/export.h"
 #include "activations.h"
 #include "codes.h"
+#include "draws.h"
 
 namespace batchgen {
 namespace {
@@ -122,7 +123,7 @@ void tile(const Weight& weight, const Panels& panels, const Activations& x, cons
     const int8_t* codes = x.codes + token * x.code_stride;
     const float *factor = x.scale + token * segments, *group_sums = x.sums + token * weight.groups;
     const int32_t* offsets = x.offsets + token * segments;
-    ask_for_results<Out, T, P>(panels.first, call, token);
+    Results<Out>::template ask<T, P>(call, token, panels.first);
     Values totals[T][P] = {};
     for (int64_t group = 0; group < weight.groups; ++group) {
         Values scale[P];
@@ -159,7 +160,7 @@ void tile(const Weight& weight, const Panels& panels, const Activations& x, cons
                     for (int part = 0; part < PARTS; ++part) totals[t][p].part[part] *= scale[p].part[part];
         if (panels.minimum) add_minimum<T, P>(totals, panels, group, group_sums + group, weight.groups);
     }
-    finish<Out>(totals, weight.outputs, panels.first, call, token);
+    finish<Out>(totals, panels.first, call, token);
 }
 
 // --- a task: a block of tokens times some panels ---------------------------------------------------------------------
@@ -229,13 +230,14 @@ void work(const Weight& weight, const Activations& x, const Call& call, const Ta
     all_tiles<false, P, Out>(weight, panels, x, call, task, ahead);
 }
 
-void multiply(const Weight& weight, const Call& call) {
+template <class Out>
+void multiply(const Call& call) {
+    const Weight& weight = *static_cast<const Weight*>(call.weight);
     const Activations x = make_activations(weight, call.tokens);
     const auto round = call.x_bfloat16 ? quantise<bfloat16> : quantise<float>;
     const auto prepare = [&](int64_t token, int64_t end) { round(weight, call, x, token, end); };
-    each_task({weight.outputs, weight.inputs}, call.tokens, BLOCK_TOKENS, prepare, [&](auto panels, const Task& task) {
-        constexpr int P = decltype(panels)::value;
-        call.out_bfloat16 ? work<P, bfloat16>(weight, x, call, task) : work<P, float>(weight, x, call, task);
+    each_task({call.outputs, weight.inputs}, call.tokens, BLOCK_TOKENS, prepare, [&](auto panels, const Task& task) {
+        work<decltype(panels)::value, Out>(weight, x, call, task);
     });
 }
 
@@ -267,7 +269,11 @@ void expand_row(const Weight& weight, int64_t row, float* numbers) {
 }  // namespace batchgen
 
 BATCHGEN_EXPORT void batchgen_panels(const batchgen::Call* call) {
-    batchgen::multiply(*static_cast<const batchgen::Weight*>(call->weight), *call);
+    batchgen::keep_numbers(*call, [&](auto number) { batchgen::multiply<decltype(number)>(*call); });
+}
+
+BATCHGEN_EXPORT void batchgen_panels_draw(const batchgen::DrawCall* call) {
+    batchgen::draw_each(*call, batchgen::multiply<batchgen::Draw>);
 }
 
 BATCHGEN_EXPORT void batchgen_panel_rows(const batchgen::RowsCall* call) {

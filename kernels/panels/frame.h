@@ -32,7 +32,7 @@ struct Call {
     const void* x;
     const float* bias;  // or null
     void* out;
-    int64_t x_stride, out_stride, x_bfloat16, out_bfloat16;
+    int64_t x_stride, outputs, x_bfloat16, out_bfloat16;  // outputs: that are wanted, the first ones
 };
 
 // Rows of a weight that are wanted as numbers, [tokens, inputs].
@@ -135,35 +135,48 @@ inline void store_values(Out* p, const Values& values, int64_t count) {
     }
 }
 
-// Asks for the lines that a tile will write, while it is computed, where results lie too far apart to be near a core.
-template <class Out, int T, int P>
-BATCHGEN_INLINE void ask_for_results(int64_t first, const Call& call, int64_t token) {
-    constexpr int64_t BYTES = P * OUTPUTS * sizeof(Out);
-    const int64_t stride = call.out_stride * int64_t(sizeof(Out));
-    if (call.tokens * stride < FAR_BYTES) return;
-    const char* row = static_cast<const char*>(call.out) + token * stride + first * int64_t(sizeof(Out));
-    for (int t = 0; t < T; ++t, row += stride)
-        for (int64_t byte = 0; byte < BYTES; byte += 64) __builtin_prefetch(row + byte, 1, 3);
-}
+// Where results go: to memory as numbers [tokens, outputs]. (To draws: draws.h.)
+template <class Out>
+struct Results {
+    // Asks for the lines that a tile will write, while it is computed, where they lie too far apart to be near a core.
+    template <int T, int P>
+    static void ask(const Call& call, int64_t token, int64_t first) {
+        constexpr int64_t BYTES = P * OUTPUTS * sizeof(Out);
+        const int64_t stride = call.outputs * int64_t(sizeof(Out));
+        if (call.tokens * stride < FAR_BYTES) return;
+        const char* row = static_cast<const char*>(call.out) + token * stride + first * int64_t(sizeof(Out));
+        for (int t = 0; t < T; ++t, row += stride)
+            for (int64_t byte = 0; byte < BYTES; byte += 64) __builtin_prefetch(row + byte, 1, 3);
+    }
 
-// The results of a tile: `first` is its first output of `outputs`.
+    // The results of a panel whose first output is `first`; `count` of them are wanted.
+    static void put(const Call& call, int64_t token, int64_t first, const Values& values, int64_t count) {
+        store_values(static_cast<Out*>(call.out) + token * call.outputs + first, values, count);
+    }
+};
+
+// The results of a tile whose first output is `first`.
 template <class Out, int T, int P>
-BATCHGEN_INLINE void finish(const Values (&totals)[T][P], int64_t outputs, int64_t first, const Call& call,
-                            int64_t token) {
-    Out* out = static_cast<Out*>(call.out) + token * call.out_stride + first;
+BATCHGEN_INLINE void finish(const Values (&totals)[T][P], int64_t first, const Call& call, int64_t token) {
 #pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) {
-        const int64_t left = std::min<int64_t>(OUTPUTS, outputs - first - p * OUTPUTS);
+    for (int p = 0; p < P; ++p, first += OUTPUTS) {
+        const int64_t count = std::min<int64_t>(OUTPUTS, call.outputs - first);
         float bias[OUTPUTS] = {};
-        if (call.bias) std::memcpy(bias, call.bias + first + p * OUTPUTS, left * sizeof(float));
+        if (call.bias) std::memcpy(bias, call.bias + first, count * sizeof(float));
 #pragma GCC unroll 8
         for (int t = 0; t < T; ++t) {
             Values values = totals[t][p];
 #pragma GCC unroll 8
             for (int part = 0; part < PARTS; ++part) values.part[part] += load(bias + part * WIDTH);
-            store_values(out + t * call.out_stride + p * OUTPUTS, values, left);
+            Results<Out>::put(call, token + t, first, values, count);
         }
     }
+}
+
+// multiply(Out()) for the numbers that are wanted.
+template <class Multiply>
+void keep_numbers(const Call& call, const Multiply& multiply) {
+    call.out_bfloat16 ? multiply(bfloat16()) : multiply(float());
 }
 
 }  // namespace batchgen

@@ -29,7 +29,7 @@ VALUES_PER_SLICE = (1 << 15) - 1  # fewer than torch would spread over its threa
 class _Weight(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("codes", "scale", "minimum", "balance")),
-        *((name, ctypes.c_int64) for name in ("outputs", "inputs", "groups", "group", "segment")),
+        *((name, ctypes.c_int64) for name in ("inputs", "groups", "group", "segment")),
         *((name, ctypes.c_int64) for name in ("bits", "halves", "zero", "turned")),
     )
 
@@ -40,7 +40,7 @@ class Call(ctypes.Structure):
     _fields_ = (
         ("tokens", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("weight", "x", "bias", "out")),
-        *((name, ctypes.c_int64) for name in ("x_stride", "out_stride", "x_bfloat16", "out_bfloat16")),
+        *((name, ctypes.c_int64) for name in ("x_stride", "outputs", "x_bfloat16", "out_bfloat16")),
     )
 
 
@@ -119,13 +119,17 @@ def multiply(entry: Any, x: Tensor, panels: Any, bias: Tensor | None, dtype: tor
         x = x.contiguous()
     out = empty((rows, outputs), dtype)
     if rows:
-        call = Call(
-            *(rows, ctypes.addressof(panels.address)),
-            *(x.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr()),
-            *(x.stride(0), outputs, x.dtype == torch.bfloat16, dtype == torch.bfloat16),
-        )
-        run(entry, call)
+        run(entry, laid_out(x, panels, bias, outputs, out.data_ptr(), dtype))
     return out
+
+
+def laid_out(x: Tensor, panels: Any, bias: Tensor | None, outputs: int, out: int | None, dtype: torch.dtype) -> Call:
+    """The call for a batch of rows that lie each in one piece, both dtypes among `NUMBERS`."""
+    return Call(
+        *(x.size(0), ctypes.addressof(panels.address)),
+        *(x.data_ptr(), None if bias is None else bias.data_ptr(), out),
+        *(x.stride(0), outputs, x.dtype == torch.bfloat16, dtype == torch.bfloat16),
+    )
 
 
 def expand_rows(entry: Any, panels: Any, index: Tensor, dtype: torch.dtype) -> Tensor:
@@ -179,7 +183,7 @@ def by_panel(values: Tensor, memory: LargePages) -> Tensor:
 def _panels(
     codes: Tensor, minimum: Tensor | None, weight: Int8Weight | Int4Weight, memory: LargePages, bits: int, zero: int
 ) -> Panels:
-    outputs, inputs = weight.shape
+    inputs = weight.shape[1]
     group, turned = min(weight.group, inputs), isinstance(weight, Int8Weight) and weight.turned
     balance = memory.copy(weight.balance) if isinstance(weight, Int8Weight) and weight.balance is not None else None
     scale = by_panel(weight.scale, memory)
@@ -187,7 +191,7 @@ def _panels(
     address = _Weight(
         *(codes.data_ptr(), scale.data_ptr()),
         *(None if part is None else part.data_ptr() for part in (minimum, balance)),
-        *(outputs, inputs, scale.shape[1], group, segment_of(group, inputs, turned)),
+        *(inputs, scale.shape[1], group, segment_of(group, inputs, turned)),
         *(bits, scale.dtype == torch.float16, zero, turned),
     )
     return Panels(codes, scale, minimum, weight.shape, group, bits, zero, turned, balance, address)

@@ -15,7 +15,7 @@ struct Weight {
     const void* scale;    // [panels, groups, 16]
     const void* minimum;  // alike, or null
     const float* balance;  // [inputs], or null: what inputs are multiplied by before they are turned
-    int64_t outputs, inputs, groups, group, segment;  // group and segment: inputs, multiples of 4 unless there is one
+    int64_t inputs, groups, group, segment;  // group and segment: inputs, multiples of 4 unless there is one
     int64_t bits, halves, zero;                       // halves: scale and minimum are float16; value: code - zero
     int64_t turned;                                   // inputs are a multiple of TURNED
 

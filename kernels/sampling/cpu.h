@@ -53,11 +53,6 @@ inline Vec chance_of(Vec x, float reached) {
     return exp2<4>((behind < Vec{} ? behind : Vec{}) * splat(LOG2_E)) * splat(1.001f);
 }
 
-inline bool any(Ints mask) {
-    Ints zero{};
-    return std::memcmp(&mask, &zero, sizeof mask) != 0;
-}
-
 // The best of what was offered; lowest id among equals, as ids come in ascending order.
 struct Best {
     Vec values = splat(-INFINITY);

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
+from other_logits import change_logits
 
 from batchgen.engine import Engine, Request, Sampling, workload
 from batchgen.engine import engine as engine_module
@@ -219,14 +220,12 @@ def test_samples_of_a_row_differ_and_seeds_do_too(models):
 def test_padding_ids_are_never_drawn(models):
     folder, _ = models("llama3")
     engine = load(folder)
-    real = engine.model.logits
 
-    def biased(hidden):
-        logits = real(hidden)
+    def biased(logits):
         logits[:, TOKENS:] += 1000
         return logits
 
-    engine.model.logits = biased
+    change_logits(engine, biased)
     requests = [
         Request(key, tiny.random_prompt(4, key), Sampling(max_tokens=6, temperature=t, logprobs=5, ignore_eos=True))
         for key, t in enumerate((0, 1, 5.0))
@@ -239,15 +238,13 @@ def test_padding_ids_are_never_drawn(models):
 def test_nan_logits_are_that_row_s_error(models):
     folder, expected = models("llama3")
     engine = load(folder)
-    real = engine.model.logits
 
-    def poisoned(hidden):
-        logits = real(hidden)
-        if len(hidden) > 1:
+    def poisoned(logits):
+        if len(logits) > 1:
             logits[1, 5] = torch.nan
         return logits
 
-    engine.model.logits = poisoned
+    change_logits(engine, poisoned)
     requests = greedy_requests()
     finished = {completion.key: completion for completion in engine.run(requests)}
     failed = [key for key, completion in finished.items() if completion.error]
@@ -298,14 +295,12 @@ def test_min_tokens_is_what_transformers_calls_it(models):
     """An end token is impossible among the first min_tokens tokens and possible right behind them."""
     folder, _ = models("llama3")
     engine = load(folder)
-    real = engine.model.logits
 
-    def eager_to_end(hidden):
-        logits = real(hidden)
+    def eager_to_end(logits):
         logits[:, tiny.EOS] = 1000
         return logits
 
-    engine.model.logits = eager_to_end
+    change_logits(engine, eager_to_end)
     (completion,) = engine.run([Request(0, [9, 8], Sampling(max_tokens=20, min_tokens=8, temperature=0))])
     assert len(completion.tokens) == 9
     assert completion.tokens.index(tiny.EOS) == 8
@@ -349,15 +344,14 @@ def test_end_tokens_of_every_source_stop(models):
     folder, _ = models("llama3")
     engine = load(folder)
     assert engine.bounds.eos_ids == {tiny.EOS, tiny.TURN_END}
-    real = engine.model.logits
     for token in (tiny.EOS, tiny.TURN_END):
 
-        def only(hidden, token=token):
-            logits = torch.full_like(real(hidden), -5.0)
+        def only(logits, token=token):
+            logits = torch.full_like(logits, -5.0)
             logits[:, token] = 5.0
             return logits
 
-        engine.model.logits = only
+        change_logits(engine, only)
         (completion,) = engine.run([Request(0, [9, 8], Sampling(max_tokens=5))])
         assert (completion.tokens, completion.finish_reason) == ([token], "stop")
         (ignored,) = engine.run([Request(0, [9, 8], Sampling(max_tokens=5, ignore_eos=True))])

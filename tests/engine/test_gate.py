@@ -56,7 +56,7 @@ def ask(
 
     def load(name: str) -> Decoder:
         model = load_decoder(open_checkpoint(str(folder)), torch.float32, torch.device("cpu"), OPS, "native")
-        model._head._packed.numbers.mul_(scales.get(name, 1.0))
+        model._head.linear._packed.numbers.mul_(scales.get(name, 1.0))
         return model
 
     return choose(Question(weights, kv[0], trials, kv[1]), load, answer, OPS)

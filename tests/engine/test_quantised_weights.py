@@ -226,11 +226,11 @@ def test_a_tied_head_is_the_embedding_too(weights: str, tmp_path: Path) -> None:
     decoder = load(folder, weights)
     table = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
     rows = decoder._embedding.rows(torch.arange(len(table)))
-    balance = decoder._head.packed.balance
+    balance = decoder._head.linear.packed.balance
     expected = to_int8(table, turn=True, balance=balance).values()
     torch.testing.assert_close(rows, expected, rtol=1e-6, atol=1e-6)
-    assert isinstance(decoder._head, QuantisedLinear)
-    assert decoder._head(torch.zeros(1, 64, dtype=torch.bfloat16)).dtype == torch.float32
+    assert isinstance(decoder._head.linear, QuantisedLinear)
+    assert decoder._head.linear(torch.zeros(1, 64, dtype=torch.bfloat16)).dtype == torch.float32
 
 
 def test_the_error_of_rounding_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -261,7 +261,7 @@ def held_bytes(decoder: Decoder) -> int:
         for attention, mlp in decoder._layers
         for linear in (attention.qkv, attention.output, mlp.gate_up, mlp.down)
     ]
-    return sum(linear.packed.num_bytes() for linear in (*linears, decoder._head))
+    return sum(linear.packed.num_bytes() for linear in (*linears, decoder._head.linear))
 
 
 def test_the_demo_model_in_four_bits() -> None:

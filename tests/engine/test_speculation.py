@@ -11,6 +11,7 @@ import pytest
 import tiny
 import torch
 from drafters import adversaries, scripted
+from other_logits import change_logits
 
 from batchgen import kernels
 from batchgen.engine import Engine, Request, Sampling, scheduler
@@ -326,16 +327,15 @@ def test_the_distribution_is_that_without_drafts(tmp_path):
     folder = tiny.tiny_model("llama3", tmp_path)
     engine = load(folder, max_sequences=64)
     prompt = tiny.random_prompt(4, seed=3)
-    real = engine.model.logits
     few = 12  # tokens with any probability
 
-    def small_vocabulary(hidden):
-        logits = real(hidden) * 0.15
+    def small_vocabulary(logits):
+        logits = logits * 0.15
         logits[:, :6] = -torch.inf
         logits[:, 6 + few :] = -torch.inf
         return logits
 
-    engine.model.logits = small_vocabulary
+    change_logits(engine, small_vocabulary)
     sampling = Sampling(max_tokens=2, temperature=1.0, ignore_eos=True, n=1000)
     requests = [Request(key, prompt, replace(sampling, seed=key)) for key in range(4)]
     plain = outcome(engine, requests)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
+from other_logits import change_logits
 from tiny_gguf import sentencepiece_keys, write_gguf
 
 from batchgen.engine import Engine, Grammar, Request, Sampling
@@ -240,16 +241,15 @@ def test_masks_are_filled_once_for_rows_in_the_same_state(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("liked", ["Ġ", "Ċ", "ĉ"])  # blank, line break, tab
-def test_json_ends_though_the_model_likes_blanks(folder, monkeypatch, liked):
+def test_json_ends_though_the_model_likes_blanks(folder, liked):
     engine = load(folder)
-    blank, logits = engine.tokenizer.backend.token_to_id(liked), engine.model.logits
+    blank = engine.tokenizer.backend.token_to_id(liked)
 
-    def biased(hidden):
-        found = logits(hidden)
-        found[:, blank] += 1000.0
-        return found
+    def biased(logits):
+        logits[:, blank] += 1000.0
+        return logits
 
-    monkeypatch.setattr(engine.model, "logits", biased)
+    change_logits(engine, biased)
     for completion in run(engine, requests(temperature=0)).values():
         text = engine.tokenizer.decode(completion.tokens)
         assert completion.tag == "lark" or (completion.finish_reason == "stop" and legal(completion.tag, text))
@@ -324,15 +324,14 @@ def test_a_way_to_close_is_found(folder, name):
 def test_what_is_left_open_is_closed_in_time(folder, name):
     """At any temperature, with a model that likes digits and the letter a."""
     engine, grammar = load(folder), Grammar.json_schema(LEFT_OPEN[name][0])
-    shortest, logits = engine.grammars._closing.length(engine.grammars.start(grammar).matcher), engine.model.logits
+    shortest = engine.grammars._closing.length(engine.grammars.start(grammar).matcher)
     liked = [engine.tokenizer.backend.token_to_id(text) for text in "7a"]
 
-    def biased(hidden):
-        found = logits(hidden)
-        found[:, liked] += 1000.0
-        return found
+    def biased(logits):
+        logits[:, liked] += 1000.0
+        return logits
 
-    engine.model.logits = biased
+    change_logits(engine, biased)
     rows = [
         Request(limit, PROMPTS[limit % 4], Sampling(max_tokens=limit, temperature=limit % 2, grammar=grammar))
         for limit in range(shortest + 2, shortest + 30, 9)

@@ -150,7 +150,7 @@ def test_tied_without_a_head(tmp_path: Path) -> None:
     folder = tiny_model("smollm2", tmp_path / "model")
     assert "lm_head.weight" not in load_file(folder / "model.safetensors")
     decoder = load(folder)
-    assert decoder._embedding.rows == decoder._head.rows
+    assert decoder._embedding.rows == decoder._head.linear.rows
 
 
 def test_tied_with_an_equal_head_keeps_one(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_tied_with_an_equal_head_keeps_one(tmp_path: Path) -> None:
     expected = logits(folder)
     edit(folder, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}))
     decoder = load(folder)
-    assert decoder._embedding.rows == decoder._head.rows
+    assert decoder._embedding.rows == decoder._head.linear.rows
     assert torch.equal(logits(folder), expected)
 
 
@@ -167,7 +167,9 @@ def test_tied_with_another_head_keeps_both(tmp_path: Path, caplog: pytest.LogCap
     edit(folder, lambda tensors: tensors.update({"lm_head.weight": -tensors["model.embed_tokens.weight"]}))
     with caplog.at_level(logging.WARNING):
         decoder = load(folder)
-    assert torch.equal(decoder._head.rows(torch.arange(VOCABULARY)), -decoder._embedding.rows(torch.arange(VOCABULARY)))
+    assert torch.equal(
+        decoder._head.linear.rows(torch.arange(VOCABULARY)), -decoder._embedding.rows(torch.arange(VOCABULARY))
+    )
     assert "both are used" in caplog.text
 
 
