@@ -17,7 +17,7 @@ for many rows and for few, with the tokens and steps that each takes. Run it alo
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ PARTS = "bars", "labels", "workloads"
 BAR_SECONDS = 110  # of the whole, for the bars
 LEAST_ROWS = 12
 BEHIND = 1.18  # times the seconds of the best
+DRAIN_SECONDS = 20  # for each kind of drain, at least: it is short, and the machine's speed differs
 FEW = 4  # rows, as in a preview or at the end of a job
 
 
@@ -203,11 +204,13 @@ def bars(dtype: str) -> Iterator[tuple[str, float, float]]:
     for name, make in (("extract", speculation.extract), ("edit", speculation.edit)):
         off, drafted = (steps(engine, make(24), kind) for kind in ("off", "suffix"))
         yield f"{name}: times fewer steps with suffix", off / drafted, 1.5
-    drain: dict[str, list[float]] = {"off": [], "auto": [], "suffix": []}
-    for kind in [*drain, *reversed(drain)]:
-        drain[kind].append(drained(engine, kind))
-    for kind in ("auto", "suffix"):
-        yield f"drain of {speculation.DRAIN} rows, {kind}", min(drain["off"]) / min(drain[kind]), 1.3
+    for name, lengths in speculation.DRAINS.items():
+        drain: dict[str, list[float]] = {"off": [], "auto": []}
+        end = clock.seconds() + DRAIN_SECONDS
+        while clock.seconds() < end:
+            for kind in [*drain, *reversed(drain)]:
+                drain[kind].append(drained(engine, kind, lengths))
+        yield f"drain of {speculation.DRAIN} rows, {name}, auto", min(drain["off"]) / min(drain["auto"]), 1.3
     engine.adopt(EngineSettings(speculation="off"))
     prompts = engine.tokenizer.encode(structured.label(48), add_special_tokens=True)
     for rows in (FEW, 4 * FEW, len(prompts)):
@@ -258,10 +261,10 @@ def steps(engine: Engine, rows: list[tuple[str, int]], kind: str) -> int:
     return int(speculation.run(engine, rows)[0]["steps"])
 
 
-def drained(engine: Engine, kind: str) -> float:
-    """Seconds of the last 16 rows of a job, whose drafter has seen the rows before."""
-    engine.adopt(EngineSettings(speculation=kind, max_sequences=16))
-    return speculation.drain_seconds(engine)
+def drained(engine: Engine, kind: str, lengths: Sequence[int]) -> float:
+    """Seconds of the last rows of a job, one for each length, whose drafter has seen those before."""
+    engine.adopt(EngineSettings(speculation=kind, max_sequences=speculation.DRAIN))
+    return speculation.drain_seconds(engine, lengths)
 
 
 def line(one: dict[str, Any]) -> str:

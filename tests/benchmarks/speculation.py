@@ -18,6 +18,7 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Callable
+from collections.abc import Sequence as Ordered
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
@@ -30,6 +31,7 @@ from batchgen.engine import Engine, Request, Sampling
 from batchgen.engine.draft.training import Plan, Text, examples, split, train, write_heads
 
 DRAIN = 16
+DRAINS = {"lengths of 16 to 106": range(16, 16 + 6 * DRAIN, 6), "equal lengths": [48] * DRAIN}  # of answers
 EXTRACT_SHOTS = """\
 Entry: shutil.copytree. Recursively copy a directory tree rooted at src to a directory named dst.
 JSON: {"name": "copytree", "module": "shutil", "kind": "function", "summary": "Recursively copy a directory tree"}
@@ -103,18 +105,47 @@ def run(engine: Engine, rows: list[tuple[str, int]]) -> tuple[dict, list[list[in
     return report, [answers[key] for key in sorted(answers)]
 
 
-def drain_seconds(engine: Engine) -> float:
-    """From the moment on when DRAIN rows of `extract` are open: those before them have taught the drafter."""
+class Last:
+    """Requests of which the last DRAIN come when all others have ended."""
+
+    def __init__(self, requests: list[Request]) -> None:
+        self._requests = requests
+        self.taken = self.ended = 0
+
+    def __iter__(self) -> "Last":
+        return self
+
+    def __next__(self) -> Request:
+        first = len(self._requests) - DRAIN
+        if self.taken == len(self._requests) or (self.taken == first and self.ended < first):
+            raise StopIteration
+        self.taken += 1
+        return self._requests[self.taken - 1]
+
+
+def drain_seconds(engine: Engine, lengths: Ordered[int]) -> float:
+    """What the answers of the last rows of `extract` take behind their first tokens, one of each length.
+
+    The rows before them have taught the drafter and are over, so that with any drafter the same is left to do.
+    """
+    return last_seconds(engine, lengths) - last_seconds(engine, [1] * len(lengths))
+
+
+def last_seconds(engine: Engine, lengths: Ordered[int]) -> float:
+    """Of the last DRAIN rows, prompts included."""
     rows = extract(3 * DRAIN)
     prompts = engine.tokenizer.encode([text for text, _ in rows], add_special_tokens=True)
+    tokens = [*(most for _, most in rows[:-DRAIN]), *lengths]
     requests = [
         Request(key, prompt, Sampling(max_tokens=most, temperature=0, ignore_eos=True))
-        for key, (prompt, (_, most)) in enumerate(zip(prompts, rows, strict=True))
+        for key, (prompt, most) in enumerate(zip(prompts, tokens, strict=True))
     ]
-    began = clock.seconds()
-    for done, _ in enumerate(engine.run(requests), 1):
-        if done == len(rows) - DRAIN:
+    left, began = Last(requests), clock.seconds()
+    for _ in engine.run(left):
+        left.ended += 1
+        if left.ended == len(rows) - DRAIN:
             began = clock.seconds()
+    assert left.ended == len(rows)
     return clock.seconds() - began
 
 
