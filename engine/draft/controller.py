@@ -12,7 +12,7 @@ from ..sequence import Sequence, Step
 from .acceptance import Acceptance
 from .laggards import chances_to_be_last
 from .speculation import Draft
-from .times import OUTLIER, AddedSeconds, StepTimes, assumed_per_token, rounded
+from .times import HOPE, OUTLIER, AddedSeconds, StepTimes, assumed_per_token, rounded
 
 WINDOW = 50  # drafted steps after which measured speed is looked at, unless they have cost too much before
 REST = 100  # steps without drafts when they did not pay
@@ -157,7 +157,9 @@ class Controller:
     def _prices(self, size: int) -> Prices:
         plain = self._plain.seconds(size)
         free = Prices(size, plain, 0.0)
-        return replace(free, token=min(plain / size, self._per_token(free, size + size // 2 + 1)))
+        above = self._per_token(free, size + size // 2 + 1)
+        token = self._plain.per_sequence(size, min(HOPE * plain / size, above))
+        return replace(free, token=min(plain / size, token))
 
     def _per_token(self, prices: Prices, num_tokens: int) -> float:
         """Seconds that each drafted token adds in a step of so many tokens."""

@@ -3,7 +3,7 @@
 Knows numbers of sequences and tokens, and seconds, only.
 """
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 
 RIDGE = 12  # tokens up to which a step is taken to cost the same, where nothing was measured
 HOPE = 0.5  # of proportional growth beyond it: low enough that larger steps are tried, and then measured
@@ -46,6 +46,14 @@ class StepTimes:
         low, high = sizes[place - 1], sizes[place]
         share = (num_sequences - low) / (high - low)
         return self._means[low] + share * (self._means[high] - self._means[low])
+
+    def per_sequence(self, num_sequences: int, assumed: float) -> float:
+        """What each sequence adds to steps of so many and fewer; `assumed` where none of half as many was measured."""
+        place = bisect_right(self._sizes, num_sequences // 2)
+        if place == 0:
+            return assumed
+        few = self._sizes[place - 1]
+        return max(0.0, (self.seconds(num_sequences) - self._means[few]) / (num_sequences - few))
 
     def knows(self, num_sequences: int) -> bool:
         """Steps of about that size were measured."""

@@ -191,6 +191,15 @@ def test_step_times_come_to_what_is_measured_again_and_again(sizes, fixed, token
     assert times.seconds(1) <= times.seconds(min(sizes)) * (1 + 1e-9)
 
 
+@pytest.mark.parametrize(("few", "found"), [(4, 0.001), (8, 0.001), (9, 0.7)])
+def test_what_a_sequence_adds_is_known_when_half_as_many_were_measured(few, found):
+    times = StepTimes()
+    assert times.per_sequence(16, 0.7) == 0.7
+    for size in [few, 16] * 30:
+        times.measure(size, 0.01 + 0.001 * size)
+    assert times.per_sequence(16, 0.7) == pytest.approx(found, rel=0.05)
+
+
 def test_a_machine_that_slows_down_does_so_for_steps_of_every_size():
     times = StepTimes()
     times.measure(64, 0.02)
