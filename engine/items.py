@@ -39,15 +39,15 @@ class _Builder:
         self.query_ranges.append(queries)
 
     def build(self, positions: np.ndarray) -> AttentionItems:
-        ranges = [np.arange(start, end) for start, end in self.query_ranges]
-        counts = np.array([0, *(len(rows) for rows in ranges)], dtype=np.int64)
+        first, end = np.array(self.query_ranges, dtype=np.int64).reshape(-1, 2).T
+        offset = np.concatenate([[0], np.cumsum(end - first)])
         return AttentionItems(
             start=np.array(self.starts, dtype=np.int64),
             length=np.array(self.lengths, dtype=np.int64),
             block_offset=np.array(self.block_offsets, dtype=np.int64),
             blocks=np.array(self.blocks, dtype=np.int64),
-            query_offset=np.cumsum(counts),
-            queries=np.concatenate(ranges) if ranges else np.empty(0, dtype=np.int64),
+            query_offset=offset,
+            queries=np.arange(offset[-1]) + np.repeat(first - offset[:-1], end - first),
             positions=positions,
         )
 

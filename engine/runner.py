@@ -177,14 +177,7 @@ class Runner:
 
     def _slots(self, feeds: list[Feed]) -> np.ndarray:
         """Block and offset of every fed token, as one number."""
-        size = self.pages.block_size
-        parts = []
-        for feed in feeds:
-            places = feed.sequence.course.places(feed.start, feed.start + feed.count, size)
-            first, end = places[0] // size, places[-1] // size + 1
-            blocks = np.array(feed.sequence.blocks[first:end], dtype=np.int64)
-            parts.append(blocks[places // size - first] * size + places % size)
-        return np.concatenate(parts)
+        return np.array([slot for feed in feeds for slot in _slots_of(feed, self.pages.block_size)], dtype=np.int64)
 
     def _tensor(self, values: np.ndarray) -> Tensor:
         return self._link.to_device(values.astype(np.int64, copy=False))
@@ -192,6 +185,19 @@ class Runner:
     @property
     def _link(self) -> Link:
         return self.sampler.link
+
+
+def _slots_of(feed: Feed, size: int) -> list[int]:
+    """Without arrays for a single token: most feeds are one, and a step has hundreds of them."""
+    sequence, end = feed.sequence, feed.start + feed.count
+    if feed.count == 1:
+        place = sequence.course.extent(end, size) - 1
+        return [sequence.blocks[place // size] * size + place % size]
+    places = sequence.course.places(feed.start, end, size)
+    first, last = places[0] // size, places[-1] // size
+    blocks = np.array(sequence.blocks[first : last + 1], dtype=np.int64)
+    slots: list[int] = (blocks[places // size - first] * size + places % size).tolist()
+    return slots
 
 
 def _grouped(wait: Callable[[], list[Drawn]], counts: list[int]) -> list[list[Drawn]]:

@@ -220,18 +220,24 @@ def _sum(logprobs: Sequence[float]) -> float:
 
 def filters(points: list[Point], put: Put) -> Filters:
     sampling = [point.sampling for point in points]
-    keys = noise_key(
-        np.array([one.seed for one in sampling]),
-        np.array([point.sequence.task.request.key for point in points]),
-        np.array([point.sequence.sample for point in points]),
-        np.array([point.answer_length for point in points]),
-    )
     return Filters(
         temperature=put(np.array([one.temperature for one in sampling], np.float32)),
         top_k=put(np.array([one.top_k for one in sampling], np.int64)),
         top_p=put(np.array([one.top_p for one in sampling], np.float32)),
         min_p=put(np.array([one.min_p for one in sampling], np.float32)),
-        noise_keys=put(keys),
+        noise_keys=put(_noise_keys(points)),
+    )
+
+
+def _noise_keys(points: list[Point]) -> NDArray[np.int64]:
+    """[R, 2]; zeros where no row draws with noise."""
+    if all(point.sampling.greedy for point in points):
+        return np.zeros((len(points), 2), np.int64)
+    return noise_key(
+        np.array([point.sampling.seed for point in points]),
+        np.array([point.sequence.task.request.key for point in points]),
+        np.array([point.sequence.sample for point in points]),
+        np.array([point.answer_length for point in points]),
     )
 
 
