@@ -1,7 +1,7 @@
 """What `auto` takes beside settings chosen by hand, and what speculation and grammars bring, in one run.
 
     .venv/bin/python tests/benchmarks/choices.py [--prompts DIR] [--workload label] [--repeats 3] [--seconds 450]
-        [--part bars] [--part labels] [--part workloads] [--dtype float32] [--out FILE.json]
+        [--part bars] [--part drains] [--part labels] [--part workloads] [--dtype float32] [--out FILE.json]
     .venv/bin/python tests/benchmarks/choices.py --table FILE.json...
 
 For every workload `auto` goes the way of a job: the accuracy gate on its prompts, the cost model, the engine. By hand:
@@ -10,15 +10,17 @@ All of them run turn by turn in one process, `--repeats` times, and the best of 
 turn runs no further ones. Formats that the gate refuses are shown, but are no competition. Rows are as many as fit the
 time. `--table` prints such runs as one table.
 
-The bars: steps that drafts save, the drain of a job with and without them, forced tokens beside masks. The labels:
-choices beside drawing one token by token under its mask, with the rest of a choice forced and with all choices scored,
-for many rows and for few, with the tokens and steps that each takes. Run it alone.
+The bars: steps that drafts save, forced tokens beside masks. The drains: the last rows of a job with drafts and
+without, whose answers differ in length, or do not. The labels: choices beside drawing one token by token under its
+mask, with the rest of a choice forced and with all choices scored, for many rows and for few, with the tokens and steps
+that each takes. Run it alone.
 """
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,7 @@ import click
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 import clock
-import speculation
-import structured
+from bars import LABEL_HEADS, MEMORY, bars, drains, label_line, labels
 from compare import read_rows, tokenised
 from demo_model import demo_model_path
 from prompts import RECIPES
@@ -42,13 +43,10 @@ from batchgen.jobs.models import Models
 BY_HAND = ("auto", 512, "off")  # keys, tokens a step, speculation
 CHANGED: tuple[tuple[int, tuple[Any, ...]], ...] = ((0, ("int8",)), (1, (256, 2048)), (2, ("suffix",)))
 WEIGHTS = "native", "int8", "int4"
-MEMORY = "1GiB"
-PARTS = "bars", "labels", "workloads"
-BAR_SECONDS = 110  # of the whole, for the bars
+PARTS = "bars", "drains", "labels", "workloads"
+BAR_SECONDS = {"bars": 80, "drains": 60}  # of the whole
 LEAST_ROWS = 12
 BEHIND = 1.18  # times the seconds of the best
-DRAIN_SECONDS = 20  # for each kind of drain, at least: it is short, and the machine's speed differs
-FEW = 4  # rows, as in a preview or at the end of a job
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,43 +196,6 @@ def describe(chosen: Configuration) -> str:
     return f"{chosen.weights}, {keys} keys, {sizes}, {limits.speculation}"
 
 
-def bars(dtype: str) -> Iterator[tuple[str, float, float]]:
-    """Each with what it came to and what it must reach."""
-    engine = Engine.load(str(demo_model_path()), device="cpu", dtype=dtype, memory=MEMORY, speculation="off")
-    for name, make in (("extract", speculation.extract), ("edit", speculation.edit)):
-        off, drafted = (steps(engine, make(24), kind) for kind in ("off", "suffix"))
-        yield f"{name}: times fewer steps with suffix", off / drafted, 1.5
-    for name, lengths in speculation.DRAINS.items():
-        drain: dict[str, list[float]] = {"off": [], "auto": []}
-        end = clock.seconds() + DRAIN_SECONDS
-        while clock.seconds() < end:
-            for kind in [*drain, *reversed(drain)]:
-                drain[kind].append(drained(engine, kind, lengths))
-        yield f"drain of {speculation.DRAIN} rows, {name}, auto", min(drain["off"]) / min(drain["auto"]), 1.3
-    engine.adopt(EngineSettings(speculation="off"))
-    prompts = engine.tokenizer.encode(structured.label(48), add_special_tokens=True)
-    for rows in (FEW, 4 * FEW, len(prompts)):
-        gain = structured.compare(engine, prompts[:rows], structured.EXTRACT)["gain"]
-        yield f"extract: forced tokens over masks, {rows} rows", gain, 1.3
-
-
-def labels() -> Iterator[dict[str, Any]]:
-    """For each kind of labels and number of rows: every way to answer, its rows per second, tokens and steps."""
-    engine = Engine.load(str(demo_model_path()), device="cpu", dtype="bfloat16", memory=MEMORY, speculation="off")
-    for name, (texts, choices, most) in structured.CLASSIFICATIONS.items():
-        for rows in (most, FEW):
-            prompts = engine.tokenizer.encode(texts(rows), add_special_tokens=True)
-            yield {"labels": name, "rows": rows, **structured.choice_ways(engine, prompts, choices)}
-
-
-def label_line(one: dict[str, Any]) -> str:
-    ways = [one[way] for way in structured.WAYS]
-    gains = [f"{way['rows_per_s'] / ways[0]['rows_per_s']:.2f}" for way in ways[1:]]
-    cells = [one["labels"], one["rows"], f"{ways[0]['rows_per_s']:.1f}", *gains]
-    cells += [" / ".join(str(way[what]) for way in ways) for what in ("tokens", "steps")]
-    return f"| {' | '.join(map(str, cells))} |"
-
-
 def workload_table(found: list[dict[str, Any]]) -> Iterator[str]:
     """Rows per second of every workload under every setting by hand, and what auto took."""
     columns = list(BY_HAND_COLUMNS)
@@ -256,17 +217,6 @@ def by_column(one: dict[str, Any], column: str) -> str:
     return ""
 
 
-def steps(engine: Engine, rows: list[tuple[str, int]], kind: str) -> int:
-    engine.adopt(EngineSettings(speculation=kind, max_sequences=16))
-    return int(speculation.run(engine, rows)[0]["steps"])
-
-
-def drained(engine: Engine, kind: str, lengths: Sequence[int]) -> float:
-    """Seconds of the last rows of a job, one for each length, whose drafter has seen those before."""
-    engine.adopt(EngineSettings(speculation=kind, max_sequences=speculation.DRAIN))
-    return speculation.drain_seconds(engine, lengths)
-
-
 def line(one: dict[str, Any]) -> str:
     cells = (
         one["workload"], one["rows"], one["auto"], one["auto_rows_per_s"], one["off_over_auto"], one["best_hand"],
@@ -284,10 +234,6 @@ BY_HAND_COLUMNS = {
     "2048 a step": "{taken}, bfloat16 keys, 2048, off",
     "suffix drafts": "{taken}, bfloat16 keys, 512, suffix",
 }
-LABEL_HEADS = (
-    *("labels", "rows", "masks, rows/s", "times, rest forced", "times, scored"),
-    *("tokens a row: masks / forced / scored", "steps"),
-)
 HEADS = (
     *("workload", "rows", "auto took", "rows/s", "times off", "best by hand", "rows/s", "auto / best"),
     "predicted rows/s",
@@ -300,7 +246,7 @@ HEADS = (
 @click.option("--repeats", type=int, default=3, show_default=True)
 @click.option("--seconds", type=float, default=450, show_default=True, help="For everything, about.")
 @click.option("--part", "parts", multiple=True, default=PARTS, help="Repeatable; default: all.")
-@click.option("--dtype", type=click.Choice(["bfloat16", "float32"]), default="bfloat16", help="Of the bars.")
+@click.option("--dtype", type=click.Choice(["bfloat16", "float32"]), default="bfloat16", help="Of the bars and drains.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="File for every figure, as JSON.")
 @click.option("--table", is_flag=True, help="Runs nothing: FILES of earlier runs as one Markdown table.")
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
@@ -321,7 +267,8 @@ def main(
         return
     names = names or tuple(RECIPES)
     found: dict[str, Any] = {"workloads": [], "bars": {}, "labels": []}
-    for bar, reached, wanted in bars(dtype) if "bars" in parts else ():
+    bounded = [measure(dtype) for part, measure in (("bars", bars), ("drains", drains)) if part in parts]
+    for bar, reached, wanted in chain(*bounded):
         found["bars"][bar] = {"is": round(reached, 2), "bar": wanted}
         print(f"{bar}: {reached:.2f} (bar {wanted}{'' if reached >= wanted else ', missed'})", flush=True)
     if "labels" in parts:
@@ -329,7 +276,9 @@ def main(
     for one in labels() if "labels" in parts else ():
         found["labels"].append(one)
         print(label_line(one), flush=True)
-    left = seconds - (BAR_SECONDS if "bars" in parts else 0) - 12 * len(names)  # 12 s: the gate and the first calls
+    left = (
+        seconds - sum(BAR_SECONDS.get(part, 0) for part in parts) - 12 * len(names)
+    )  # 12 s: the gate and the first calls
     if "workloads" not in parts:
         names = ()
     engines = Engines()
