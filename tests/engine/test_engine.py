@@ -10,7 +10,7 @@ import tiny
 import torch
 from other_logits import change_logits
 
-from batchgen.engine import Engine, Request, Sampling, workload
+from batchgen.engine import Engine, Request, Sampling, sampling, workload
 from batchgen.engine import engine as engine_module
 from batchgen.engine.config import EngineSettings
 from batchgen.engine.intake import refusal
@@ -289,6 +289,20 @@ def test_an_impossible_id_is_its_row_s_error(models):
     finished = {completion.key: completion for completion in load(folder).run(requests)}
     assert [finished[key].tokens for key in range(len(expected))] == expected
     assert {finished[key].error.code for key in (100, 101, 102)} == {"bad_params"}
+
+
+@pytest.mark.parametrize("weights", ["native", "int8", "int4", "fp8"])
+def test_tokens_are_those_of_kept_logits(models, monkeypatch, weights):
+    """Greedy and drawn rows get the same tokens whether or not somebody needs their logits."""
+    folder, _ = models("llama3")
+    engine = Engine.load(str(folder), device="cpu", memory="1MiB", dtype="bfloat16", weights=weights, speculation="off")
+    requests = [
+        Request(key, tiny.random_prompt(5, key), Sampling(max_tokens=12, temperature=heat, ignore_eos=True))
+        for key, heat in enumerate((0, 0.8, 0, 1.5, 5.0))
+    ]
+    drawn = {completion.key: completion.tokens for completion in engine.run(requests)}
+    monkeypatch.setattr(sampling, "draws_freely", lambda point: False)
+    assert {completion.key: completion.tokens for completion in engine.run(requests)} == drawn
 
 
 def test_min_tokens_is_what_transformers_calls_it(models):
