@@ -1,24 +1,22 @@
-"""What the next step feeds, and what a finished step changes.
+"""What the next step feeds; what a finished step changes stands in outcomes.py.
 
 Pure Python on tokens and block ids. There is one kind of step: a list of (sequence, how many of its tokens to feed).
 """
 
 from collections import deque
 from collections.abc import Iterator
-from collections.abc import Sequence as Ordered
 from dataclasses import replace
 
 from .admission import Admission
 from .blocks import BlockTree
-from .choices import ChoiceTrie
 from .draft.speculation import NO_SPECULATION, Speculation
 from .grammar_state import UNCONSTRAINED
 from .intake import Intake, penalised
-from .request import Completion, FinishReason, RowError, Sample
+from .outcomes import Outcomes
+from .request import Completion
 from .residents import EngineStalledError, Residents
 from .sequence import Drawn, Feed, Sequence, Step
 from .statistics import Statistics
-from .stopping import finish_reason
 
 SITTING_OUT = 8  # of so many sequences that could be fed while a step is under way, one may have to wait for it
 
@@ -50,6 +48,7 @@ class Scheduler:
         self._speculation = speculation
         self._residents = Residents(tree, statistics)
         self._admission = Admission(intake, self._residents, max_batch_tokens, max_sequences)
+        self._outcomes = Outcomes(intake, self._residents, self._admission, statistics, speculation)
         self._asked = self._taken = max_batch_tokens, max_sequences  # other threads set the first, the loop the second
 
     def adopt(self, max_batch_tokens: int, max_sequences: int) -> None:
@@ -98,7 +97,7 @@ class Scheduler:
             waiting = feed.sequence.under_way
             if waiting and waiting[0] is feed:  # else the answer has ended, or another sample of its row failed
                 del waiting[0]
-                self._take(feed, results)
+                self._outcomes.take(feed, results)
             else:
                 self._speculation.dropped(feed.sequence)
 
@@ -193,124 +192,6 @@ class Scheduler:
         statistics.kv_blocks_used = pool.num_blocks - pool.num_free
         statistics.kv_blocks_peak = max(statistics.kv_blocks_peak, statistics.kv_blocks_used)
 
-    # after a step
-
-    def _take(self, feed: Feed, results: list[Drawn]) -> None:
-        """The tokens drawn up to and with the first that differs from the draft; what was fed behind it is void."""
-        sequence = feed.sequence
-        num_right = num_accepted(feed.draft, results)
-        error = self._fault(results[0]) if results else None
-        if error is None:
-            self._advance(feed, feed.known + num_right)
-        self._speculation.verified(sequence, feed.draft, num_right)
-        trie = sequence.task.trie
-        if trie is not None:
-            self._score(feed, trie, results)
-        elif self._runs_on(sequence, results[: num_right + 1]) and not sequence.under_way:
-            self._residents.shorten(sequence)  # else what is under way has drafts in the blocks behind
-
-    def _runs_on(self, sequence: Sequence, results: list[Drawn]) -> bool:
-        """Receives tokens as long as none of them ends the answer or is an error; says whether it goes on."""
-        for result in results:
-            error = self._fault(result)
-            if error is not None:
-                self._fail(sequence, error)
-                return False
-            if self._receive(sequence, result):
-                return False
-        return not results or self._takes_known(sequence)
-
-    def _takes_known(self, sequence: Sequence) -> bool:
-        """Appends what the grammar forces, to be fed unsampled; says whether the answer goes on."""
-        for token in known_tokens(sequence):
-            self._statistics.forced_tokens += 1
-            if self._append(sequence, token):
-                return False
-        return True
-
-    def _advance(self, feed: Feed, end: int) -> None:
-        """Keys of the sequence's tokens below `end` are computed."""
-        sequence, size = feed.sequence, self._residents.tree.block_size
-        sequence.computed = max(sequence.computed, end)
-        first = max(feed.start - 1, 0) // size  # the block before counts too: its last tokens may have been copied
-        for index in range(first, min(self._residents.blocks(end), len(sequence.path))):
-            node = sequence.path[index]
-            node.filled = max(node.filled, min(end - index * size, len(node.tokens)))
-        statistics = self._statistics
-        statistics.computed_prompt_tokens += max(0, min(end, sequence.prompt_length) - feed.start)
-        statistics.recomputed_tokens += max(0, min(end, sequence.computed_before) - feed.start)
-        sequence.computed_before = max(sequence.computed_before, end)
-
-    def _fault(self, drawn: Drawn) -> RowError | None:
-        """The step's own error, or a token that no tokenizer knows."""
-        legal = self._intake.limits.vocabulary
-        if drawn.error is None and not 0 <= drawn.token < legal:
-            message = f"token id {drawn.token} was drawn, outside 0 .. {legal - 1}"
-            return RowError("engine", "generate", message, retryable=True)
-        return drawn.error
-
-    def _receive(self, sequence: Sequence, drawn: Drawn) -> bool:
-        """A token that was drawn; says whether the answer ends with it."""
-        sequence.foreseen -= sequence.foreseen > 0
-        if drawn.logprob is not None:
-            sequence.logprobs.append(drawn.logprob)
-        return self._append(sequence, drawn.token)
-
-    def _append(self, sequence: Sequence, token: int) -> bool:
-        """One more token; says whether the answer ends with it."""
-        task, sampling = sequence.task, sequence.task.request.sampling
-        self._statistics.output_tokens += 1
-        sequence.tokens.append(token)
-        sequence.counts.add(token)
-        stopped = token not in task.ends and sequence.stops.push(token)
-        reason = finish_reason(token, sequence.answer_length, stopped, sampling, task.ends)
-        if reason != "stop":
-            sequence.grammar = sequence.grammar.after(token)
-        if sequence.grammar.finished:
-            reason = "stop"
-        if reason is not None:
-            self._finish(sequence, reason)
-        return reason is not None
-
-    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        task, sampling = sequence.task, sequence.task.request.sampling
-        answer = sequence.tokens[sequence.prompt_length :]
-        logprobs = sequence.logprobs if sampling.logprobs is not None else None
-        task.samples[sequence.sample] = Sample(answer, reason, logprobs)
-        self._residents.drop(sequence)
-        self._admission.observe(sequence)
-        if task.done:
-            self._complete(sequence)
-        self._speculation.ended(sequence)
-
-    def _score(self, feed: Feed, trie: ChoiceTrie, results: list[Drawn]) -> None:
-        """Nodes of the trie are done; the last one decides."""
-        sequence, task = feed.sequence, feed.sequence.task
-        error = next(filter(None, map(self._fault, results)), None)
-        if error is not None:
-            self._fail(sequence, error)
-            return
-        for (_, node), result in zip(feed.nodes, results, strict=True):
-            task.scores[node] = result.scores
-        if feed.samples:
-            self._residents.drop(sequence)
-        if all(task.scores):
-            answer = task.samples[0] = task.decide(trie)
-            self._statistics.output_tokens += len(answer.tokens)
-            self._complete(sequence)
-
-    def _complete(self, sequence: Sequence) -> None:
-        self._statistics.cached_prompt_tokens += sequence.task.cached_tokens
-        self._intake.complete(sequence.task)
-
-    def _fail(self, sequence: Sequence, error: RowError) -> None:
-        """Ends the row of `sequence` with an error; rows that waited for its prompt start over."""
-        task = sequence.task
-        task.error = error
-        self._residents.drop_all([other for other in self._residents.everyone if other.task is task])
-        self._admission.forget(task)
-        self._complete(sequence)
-
 
 def may_feed(sequence: Sequence) -> bool:
     """It has tokens to feed, and what they stand behind is computed or under way."""
@@ -321,16 +202,3 @@ def goes_on_unseen(sequence: Sequence) -> bool:
     """All that is fed behind its next token depends on that token's id alone, and something is fed behind it."""
     plain = sequence.grammar is UNCONSTRAINED and sequence.task.trie is None
     return plain and not penalised(sequence.task.request.sampling) and sequence.length + 1 < sequence.longest
-
-
-def known_tokens(sequence: Sequence) -> Ordered[int]:
-    """Tokens that must follow; an answer with log-probabilities draws them instead, to have theirs."""
-    return sequence.grammar.forced() if sequence.task.request.sampling.logprobs is None else ()
-
-
-def num_accepted(draft: Ordered[int], results: Ordered[Drawn]) -> int:
-    """How many leading drafted tokens are what was drawn in their place."""
-    for place, (token, result) in enumerate(zip(draft, results, strict=False)):
-        if result.error is not None or result.token != token:
-            return place
-    return len(draft)
