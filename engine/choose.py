@@ -59,14 +59,7 @@ def choose_formats(
     ops, checkpoint = load_kernels(place), open_checkpoint(path, revision)
     number_format = compute_dtype(dtype, checkpoint.dtype, place)
     exact = "float32" in (dtype, checkpoint.dtype if dtype == "auto" else None)
-    tried = weights != NATIVE and not (weights == "auto" and exact)
-    question = Question(
-        weights,
-        kv_cache,
-        _worth(_of(QUANTISED, shares["weights"]), weights, stored_format(checkpoint)) if tried else {},
-        _kv_trials(kv_cache, exact, number_format, shares["kv_cache"]),
-    )
-
+    question = _question(weights, kv_cache, checkpoint, number_format, exact, shares)
     reference = reference_dtype(checkpoint, number_format, place)
 
     def load(name: str) -> Decoder:
@@ -81,6 +74,15 @@ def choose_formats(
         note = "not measured: the unquantised model does not fit the free memory"
         return Choice(NATIVE if weights == "auto" else weights, kv_cache, note=note)
     return choose(question, load, answer, ops)
+
+
+def _question(
+    weights: str, kv_cache: str, checkpoint: Checkpoint, dtype: torch.dtype, exact: bool, shares: Shares
+) -> Question:
+    """What is to be tried; of weights nothing where they are to stay as they are."""
+    tried = weights != NATIVE and not (weights == "auto" and exact)
+    trials = _worth(_of(QUANTISED, shares["weights"]), weights, stored_format(checkpoint)) if tried else {}
+    return Question(weights, kv_cache, trials, _kv_trials(kv_cache, exact, dtype, shares["kv_cache"]))
 
 
 def stored_format(checkpoint: Checkpoint) -> str | None:

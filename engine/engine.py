@@ -6,7 +6,7 @@ Composes planning, scheduling and execution; each of them is decided elsewhere.
 import math
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,20 +110,25 @@ class Engine:
             pages = KVPages(shape, num_blocks + executor.scrap_blocks, block_size, device)
             return Runner(model, ops, pages, sampler, executor)
 
-        working = WORKING_BYTES[device.type](runner, self._max_batch_tokens, self._max_sequences, block_size)
-        if working:
-            self._measured_for = self._max_batch_tokens, self._max_sequences
         shapes = (shape, *(decoder.kv_shape() for decoder in drafting.decoders))
-        block_bytes = sum(one.bytes_per_token for one in shapes) * block_size
-        self._num_blocks = kv_cache_bytes(settings.memory, device, working) // block_bytes
-        if self._num_blocks < 1:
-            raise ModelError(f"engine.memory: {settings.memory} holds no KV block of {block_bytes} bytes; raise it")
-        self.resolved["kv_blocks"] = self._num_blocks
+        self._num_blocks = self._kv_blocks(runner, sum(one.bytes_per_token for one in shapes) * block_size)
         self.bounds = RowBounds(model, vocabulary, self._num_blocks * block_size, block_size, ends, self.grammars)
         self._runner = runner(self._num_blocks, EXECUTORS[device.type]())
         self._draft_models = draft_models(model, self._runner, drafting, settings)
         self._look_ahead = LOOK_AHEAD[device.type]
         self._interrupted = threading.Event()
+
+    def _kv_blocks(self, runner: Callable[[int], Runner], block_bytes: int) -> int:
+        """As many as memory holds beside the largest step, which is run to see. Raises ModelError for none."""
+        limits, size = (self._max_batch_tokens, self._max_sequences), self.settings.tokens_per_block
+        working = WORKING_BYTES[self.device.type](runner, *limits, size)
+        if working:
+            self._measured_for = limits
+        memory = self.settings.memory
+        self.resolved["kv_blocks"] = number = kv_cache_bytes(memory, self.device, working) // block_bytes
+        if number < 1:
+            raise ModelError(f"engine.memory: {memory} holds no KV block of {block_bytes} bytes; raise it")
+        return number
 
     @property
     def eos_ids(self) -> frozenset[int]:

@@ -11,6 +11,7 @@ from batchgen.engine.options import Chosen
 from batchgen.pipeline.pieces import templates_of
 
 from .advice import Advice, advise, in_words
+from .analysis import PrefixGroup
 from .choices import Situation, explain_choices, record
 from .estimate import duration
 from .job import Job
@@ -49,11 +50,6 @@ def plan_job(job: Job, models: Models | None = None, as_json: bool = False, expl
 
 def _figures(planner: Planner, advice: list[Advice], situation: Situation, chosen: Chosen) -> dict[str, Any]:
     found = planner.statistics
-    groups = [
-        {"saved_tokens": group.saved, "rows": group.rows, "prefix_tokens": len(group.prefix),
-         "excerpt": excerpt(planner.tokenizer.decode(list(group.prefix)))}
-        for group in found.groups
-    ]  # fmt: skip
     return {
         "step": None if planner.job.step is None else planner.job.step.name,
         "later_steps": [step.step.name for step in planner.later if step.step is not None],
@@ -68,28 +64,42 @@ def _figures(planner: Planner, advice: list[Advice], situation: Situation, chose
         "most_answer_tokens": planner.answer_tokens,
         "histogram": {str(1 << power): int(count) for power, count in enumerate(found.histogram) if count},
         "duplicates": {"prompts": found.duplicates, "tokens": found.duplicate_tokens},
-        "context": {
-            "tokens": planner.context,
-            "near_limit": found.near_limit,
-            "too_long": planner.too_long,
-            "on_too_long": planner.job.prompt.on_too_long,
-            "truncated": planner.renderer.truncated,
-        },
-        "groups": groups,
-        "advice": [
-            {
-                "text": entry.text,
-                "saved_share": round(entry.saved_share, 4),
-                "saved_tokens": round(entry.saved_share * found.tokens),
-                "sample_rows": entry.sample_rows,
-                "templates": templates_of(entry.prompt),
-            }
-            for entry in advice
-        ],
+        "context": _context(planner),
+        "groups": [_group(planner, group) for group in found.groups],
+        "advice": [_advice(entry, found.tokens) for entry in advice],
         "prompt_order": planner.arrangement.orders,
         "estimated_seconds": round(_seconds(planner, chosen), 1),
         "basis": _basis(situation),
         "choices": record(situation, chosen),
+    }
+
+
+def _context(planner: Planner) -> dict[str, Any]:
+    return {
+        "tokens": planner.context,
+        "near_limit": planner.statistics.near_limit,
+        "too_long": planner.too_long,
+        "on_too_long": planner.job.prompt.on_too_long,
+        "truncated": planner.renderer.truncated,
+    }
+
+
+def _group(planner: Planner, group: PrefixGroup) -> dict[str, Any]:
+    return {
+        "saved_tokens": group.saved,
+        "rows": group.rows,
+        "prefix_tokens": len(group.prefix),
+        "excerpt": excerpt(planner.tokenizer.decode(list(group.prefix))),
+    }
+
+
+def _advice(entry: Advice, prompt_tokens: int) -> dict[str, Any]:
+    return {
+        "text": entry.text,
+        "saved_share": round(entry.saved_share, 4),
+        "saved_tokens": round(entry.saved_share * prompt_tokens),
+        "sample_rows": entry.sample_rows,
+        "templates": templates_of(entry.prompt),
     }
 
 
