@@ -197,7 +197,9 @@ def test_steps_of_any_few_rows_are_played_from_one_tape(tmp_path):
     """Drafts make nearly every step one of its own size, which must not be launched call by call for that."""
     engine = load(tiny.tiny_model("llama3", tmp_path), dtype="bfloat16", speculation="ngram", block_size=4)
     answers(engine)
-    assert len(engine._runner.executor._recordings) == 1
+    sizes = {size for _, size in engine._runner.executor._recordings}
+    assert 64 in sizes
+    assert sizes <= {64, 128, 256, 512}
 
 
 @pytest.mark.skipif(host_executor() is EAGER, reason="no native library was built")
