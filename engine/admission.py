@@ -14,7 +14,7 @@ from .residents import EngineStalledError, Residents
 from .sequence import Sequence, Task
 
 SPARE_SHARE = 100  # one block in this many is kept free at admission
-WAITING_STEPS = 4  # of tokens that wait for a prefix: who comes to wait beyond them would hold memory for nothing
+WAITING_STEPS = 16  # of tokens that wait for a prefix fill the steps to come; more would only hold memory
 
 
 class Admission:
