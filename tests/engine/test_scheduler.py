@@ -186,7 +186,8 @@ def test_prompts_are_fed_one_after_the_other():
 
 def test_few_are_let_in_to_wait_for_a_prefix():
     """Those that wait hold blocks; a few of them have the tokens of the next step."""
-    requests = [Request(key, [1, 2, 3, 4, *[key + 5] * 96], greedy(2, ignore_eos=True)) for key in range(40)]
+    tails = [[5], *([6 + key] * 96 for key in range(40))]
+    requests = [Request(key, [1, 2, 3, 4, *tail], greedy(2, ignore_eos=True)) for key, tail in enumerate(tails)]
     model = Watching(4)
     _, statistics = drive(requests, num_blocks=1200, budget=64, max_sequences=40, model=model)
     assert statistics.kv_blocks_peak < 300
