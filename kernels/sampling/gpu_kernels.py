@@ -92,38 +92,54 @@ def gather_candidates(
             numbers = tl.load(source + place, mask=place < vocabulary, other=float("-inf"))
             sums += share(numbers, best, heat)
         mass = tl.sum(sums, 0)
-        wanted = tl.load(top_k + row)
-        goal = tl.load(top_p + row) * mass
-        least = tl.load(min_p + row)
+        wanted, goal, least = tl.load(top_k + row), tl.load(top_p + row) * mass, tl.load(min_p + row)
         by_share = (wanted == 0) & (tl.load(top_p + row) >= 1)
-        low = tl.full([], LOWEST, tl.int64)
-        if by_share == 0:
-            high = tl.max(ordered(largest), 0).to(tl.int64)
-            while low < high:
-                thresholds = between(low, high, 4)
-                kept = ordered(largest)[:, None] >= thresholds[None, :]
-                if wanted > 0:
-                    held = tl.sum(kept.to(tl.int32), 0) >= wanted
-                else:
-                    held = tl.sum(tl.where(kept, share(largest, best, heat)[:, None], 0.0), 0) >= goal
-                low, high = narrowed(low, high, thresholds, held)
-        count = 0
-        for start in range(0, vocabulary, BLOCK):
-            place = start + tl.arange(0, BLOCK)
-            numbers = tl.load(source + place, mask=place < vocabulary, other=float("-inf"))
-            kept = (place < vocabulary) & (ordered(numbers) >= low)
-            if by_share:
-                kept &= share(numbers, best, heat) >= least
-            ones = kept.to(tl.int32)
-            target = count + tl.cumsum(ones, 0) - 1
-            stored = kept & (target < MOST)
-            tl.store(values_out + row * MOST + target, numbers, mask=stored)
-            tl.store(ids_out + row * MOST + target, place, mask=stored)
-            count += tl.sum(ones, 0)
+        low = floor_of(largest, best, heat, wanted, goal, by_share)
+        targets = (values_out + row * MOST, ids_out + row * MOST)
+        count = keep_above(source, low, least, by_share, best, heat, targets, vocabulary, MOST, BLOCK)
         tl.store(best_out + row, best)
         tl.store(floor_out + row, low)
         tl.store(mass_out + row, mass)
         tl.store(count_out + row, count)
+
+
+@triton.jit
+def floor_of(largest, best, heat, wanted, goal, by_share):
+    """A threshold that the `wanted` best, or those with a mass of `goal`, pass by the largest numbers of all places."""
+    low = tl.full([], LOWEST, tl.int64)
+    if by_share == 0:
+        high = tl.max(ordered(largest), 0).to(tl.int64)
+        while low < high:
+            thresholds = between(low, high, 4)
+            kept = ordered(largest)[:, None] >= thresholds[None, :]
+            if wanted > 0:
+                held = tl.sum(kept.to(tl.int32), 0) >= wanted
+            else:
+                held = tl.sum(tl.where(kept, share(largest, best, heat)[:, None], 0.0), 0) >= goal
+            low, high = narrowed(low, high, thresholds, held)
+    return low
+
+
+@triton.jit
+def keep_above(
+    source, low, least, by_share, best, heat, targets, vocabulary, MOST: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Stores numbers above the threshold, or of the `least` share, and their ids, MOST at most; how many there are."""
+    values_out, ids_out = targets
+    count = 0
+    for start in range(0, vocabulary, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        numbers = tl.load(source + place, mask=place < vocabulary, other=float("-inf"))
+        kept = (place < vocabulary) & (ordered(numbers) >= low)
+        if by_share:
+            kept &= share(numbers, best, heat) >= least
+        ones = kept.to(tl.int32)
+        target = count + tl.cumsum(ones, 0) - 1
+        stored = kept & (target < MOST)
+        tl.store(values_out + target, numbers, mask=stored)
+        tl.store(ids_out + target, place, mask=stored)
+        count += tl.sum(ones, 0)
+    return count
 
 
 @triton.jit
