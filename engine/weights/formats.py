@@ -37,6 +37,23 @@ def int8_weight(source: TensorSource, part: str, target: "QuantisedFormat") -> S
         return stored
     if not target.kernels.turns(source.shape[1]):
         return _rounded(source, part, target.errors, to_int8)
+    return _turned(source, part, target)
+
+
+def int8_model_weight(source: TensorSource, part: str, target: "QuantisedFormat") -> Stored:
+    """The same, but for a head in blocks, which is rounded once more where it can be turned.
+
+    What blocks know better, activations that are rounded between them lose, and products with blocks take 1.4 times as
+    long. (SmolLM2 with a Q8_0 head, 64 rows: same choice 0.980 -> 0.987, KL 0.0034 -> 0.0031.)
+    """
+    if part == HEAD and target.kernels.turns(source.shape[1]):
+        stored = source.quantised()
+        if stored is not None and isinstance(stored.weight, Int8Weight) and stored.weight.group < source.shape[1]:
+            return _turned(source, part, target)
+    return int8_weight(source, part, target)
+
+
+def _turned(source: TensorSource, part: str, target: "QuantisedFormat") -> Stored:
     return _rounded(source, part, target.errors, partial(to_int8, turn=True, balance=target.balance(part)))
 
 
@@ -118,7 +135,7 @@ class QuantisedFormat:
 
 
 Quantise = Callable[[TensorSource, str, QuantisedFormat], Stored]
-QUANTISED: dict[str, Quantise] = {"int8": int8_weight, "int4": int4_weight, "fp8": fp8_weight}
+QUANTISED: dict[str, Quantise] = {"int8": int8_model_weight, "int4": int4_weight, "fp8": fp8_weight}
 
 
 class QuantisedBuilder:
