@@ -14,7 +14,7 @@ from drafters import adversaries, scripted
 from other_logits import change_logits
 
 from batchgen import kernels
-from batchgen.engine import Engine, Request, Sampling, scheduler
+from batchgen.engine import Engine, Request, Sampling, outcomes
 from batchgen.engine import engine as engine_module
 from batchgen.engine.draft.training import Plan, Text, examples, train, write_heads
 from batchgen.engine.spec import ModelError
@@ -318,7 +318,7 @@ def test_the_exactness_tests_can_fail(folder, plain, monkeypatch):
     """Keys of wrong guesses that are taken for right ones show up at once."""
     requests, expected = plain["greedy to the end"]
     with_script(monkeypatch, adversaries(Oracle(requests, expected), TOKENS)["wrong"], [3])
-    monkeypatch.setattr(scheduler, "num_accepted", lambda draft, results: min(1, len(draft)))
+    monkeypatch.setattr(outcomes, "num_accepted", lambda draft, results: min(1, len(draft)))
     assert outcome(load(folder), requests) != expected
 
 
