@@ -72,8 +72,11 @@ def test_layer_by_layer_inputs_are_those_of_the_whole_model(family: str, tmp_pat
         assert (factors != 1).any()
 
 
-@pytest.mark.parametrize(("kind", "weights", "asked"), [(Kind.F16, "int8", True), (Kind.Q8_0, "int8", False)])
-def test_factors_are_found_only_where_something_is_rounded(
+@pytest.mark.parametrize(
+    ("kind", "weights", "asked"),
+    [(Kind.F16, "int8", True), (Kind.Q8_0, "int8", True), (Kind.Q8_0, "int4", False), (Kind.Q4_0, "int4", False)],
+)
+def test_factors_are_found_only_where_something_is_turned(
     kind: Kind, weights: str, asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_gguf(tiny_model("llama2", tmp_path / "model"), tmp_path / "model.gguf", lambda name: kind)
