@@ -31,7 +31,7 @@ class Admission:
     def limit(self, max_batch_tokens: int, max_sequences: int) -> None:
         """What may be fed and run at once from now on."""
         self._max_batch_tokens = max_batch_tokens
-        self._max_sequences = min(max_sequences, max_batch_tokens)  # every running sequence feeds at least one token
+        self._max_sequences = min(max_sequences, max_batch_tokens)  # every answer that goes on feeds at least one token
 
     def admit(self) -> None:
         """Lets sequences in while the step has tokens left for them and the KV memory room."""

@@ -35,7 +35,8 @@ class KVPages:
     """Keys and values of every layer in one format: codes in one allocation, their scales in another.
 
     On the host all that belongs to a block lies side by side. The system hands out memory in pieces of up to 2 MiB and
-    zeroes them when they are first touched, so blocks that are never used cost nothing. On a device layers lie apart.
+    zeroes them when they are first touched, so blocks that are neither used nor prepared cost nothing. On a device
+    layers lie apart.
     """
 
     def __init__(self, shape: KVShape, num_blocks: int, block_size: int, device: torch.device) -> None:

@@ -114,7 +114,7 @@ class Scheduler:
     # composing a step
 
     def _take_limits(self) -> None:
-        """Admission goes by them at once; a step goes on to feed one token at least of each sequence that runs."""
+        """Admission goes by them at once; a step goes on to feed one token at least of each answer that goes on."""
         asked = self._asked  # read once: others may be asked for at any time, and be equal to those taken last
         if asked is not self._taken:
             self._admission.limit(*asked)
@@ -156,12 +156,12 @@ class Scheduler:
         Prompts that nothing is left for sit the step out: in pieces of a token they would cost more.
         """
         able = [sequence for sequence in self._residents.running if may_feed(sequence)]
-        reserved = sum(sequence.answer_length > 0 for sequence in able)
+        reserved = sum(map(answers, able))
         budget = self._max_batch_tokens
         copies: list[tuple[int, int]] = []
         feeds: list[Feed] = []
         for sequence in able:
-            reserved -= sequence.answer_length > 0
+            reserved -= answers(sequence)
             count = min(sequence.pending, budget - reserved)
             if count > 0:
                 copies += self._residents.settle(sequence)
@@ -196,6 +196,11 @@ class Scheduler:
 def may_feed(sequence: Sequence) -> bool:
     """It has tokens to feed, and what they stand behind is computed or under way."""
     return not sequence.waits and sequence.pending > 0
+
+
+def answers(sequence: Sequence) -> bool:
+    """Its prompt is computed. (Known tokens of an answer may stand behind one that is not: forced, or preempted.)"""
+    return sequence.computed >= sequence.prompt_length
 
 
 def goes_on_unseen(sequence: Sequence) -> bool:

@@ -69,6 +69,7 @@ class Controller:
         self._rest = REST
         self._rested_at = 0  # sequences when the rest began
         self._sleep_until = 0
+        self._slept_at = 0  # sequences when the sleep began
         self._sleep = 1
         self._shut = 0  # steps since drafts last promised to pay
         self._tried = 0  # steps of this window that tried drafts
@@ -146,7 +147,8 @@ class Controller:
         size = len(step.feeds)
         if not decodes_only(step) or self._steps % self._plain_every == 0 or not self._plain.knows(size):
             return False
-        return self._steps > self._sleep_until and (self._steps >= self._rest_until or 2 * size <= self._rested_at)
+        asleep = self._steps <= self._sleep_until and 2 * size > self._slept_at
+        return not asleep and (self._steps >= self._rest_until or 2 * size <= self._rested_at)
 
     def _may_pay(self, step: Step) -> bool:
         """Drafts as sure as any would, for the answers worth most."""
@@ -194,7 +196,7 @@ class Controller:
         if count or dear < 1:
             self._sleep = 1
         else:
-            self._sleep_until = self._steps + self._sleep
+            self._sleep_until, self._slept_at = self._steps + self._sleep, prices.sequences
             self._sleep = min(2 * self._sleep, math.ceil(dear))
 
     def _judge(self, prices: Prices) -> None:

@@ -13,6 +13,7 @@ SIZES = (3, 2)  # tokens looked up, the more telling first
 MOST = 32
 DEEPEST = 64  # tokens of a match that are compared
 LEAST_PATH = 0.1
+REACH = 16_384  # tokens back that are searched: a search of more takes longer than a draft saves
 ID = "I"  # a token id in the bytes of a text
 WIDTH = array(ID).itemsize
 
@@ -37,7 +38,8 @@ class OwnText:
     def _latest(self, size: int) -> int | None:
         """Where the run of the last `size` tokens ended last before now, counted in tokens."""
         run, upto = self.text[-WIDTH * size :], len(self.text) - WIDTH
-        while (at := self.text.rfind(run, 0, upto)) >= 0:
+        first = max(0, upto - WIDTH * REACH)
+        while (at := self.text.rfind(run, first, upto)) >= 0:
             if at % WIDTH == 0:
                 return at // WIDTH + size
             upto = at + len(run) - 1  # bytes of neighbours that look like the run

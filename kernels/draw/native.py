@@ -21,7 +21,13 @@ class _DrawCall(ctypes.Structure):
 
 
 def draw(entry: Any, x: Tensor, head: Head, filters: Filters) -> tuple[Tensor, Tensor]:
-    """Token ids [R] and whether their rows were finite [R], by the entry for the kind of weight; see the contract."""
+    """Token ids [R] and whether their rows were finite [R], by the entry for the kind of weight; see the contract.
+
+    Raises ValueError for rows of another width than the weight's, and a vocabulary beyond its outputs.
+    """
+    outputs, inputs = head.weight.shape
+    if x.shape[1] != inputs or head.vocabulary > outputs:
+        raise ValueError(f"{head.vocabulary} outputs of rows of {x.shape[1]} by a weight of {outputs} x {inputs}")
     x = x if x.stride(1) == 1 else x.contiguous()
     temperature, keys = filters.temperature.contiguous(), filters.noise_keys.contiguous()
     drawn, finite = torch.empty(len(x), dtype=torch.int64), torch.empty(len(x), dtype=torch.bool)

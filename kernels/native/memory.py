@@ -55,7 +55,7 @@ def _ask(num_bytes: int) -> Tensor:
 def populate(memory: Tensor) -> None:
     """Has the system find the pages of a contiguous tensor now, whatever they hold, not when each is first used.
 
-    It may be in use meanwhile. Where the system knows no such request, or is short of memory, pages come when used.
+    It may be in use meanwhile. Where the system knows no such request pages come when used.
     """
     if sys.platform != "linux":
         return

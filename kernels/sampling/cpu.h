@@ -47,9 +47,9 @@ inline Vec gumbel(Vec w) {
 }
 
 // What w must not exceed to win against `reached`: noise is at most -log w, so an id whose w is above e^(x - reached) can't,
-// and its logarithms need not be taken.
+// and its logarithms need not be taken. Far from 0 a sum is rounded by more than noise differs: it may yet reach as much.
 inline Vec chance_of(Vec x, float reached) {
-    const Vec behind = x - splat(reached);
+    const Vec behind = x - splat(reached - std::fabs(reached) * 0x1p-22f);
     return exp2<4>((behind < Vec{} ? behind : Vec{}) * splat(LOG2_E)) * splat(1.001f);
 }
 

@@ -159,6 +159,25 @@ def test_a_drafter_that_finds_nothing_is_asked_ever_less_when_that_takes_time(as
     assert least < times < most
 
 
+def test_a_drafter_that_sleeps_is_asked_again_when_half_the_answers_are_left():
+    controller, sequences = Controller(), [Row(5000, 1.0).sequence for _ in range(8)]
+
+    def asked(count: int) -> bool:
+        opened = controller.opens(step_of(sequences[:count]))
+        if opened:
+            controller.asked(count, 2e-4 * count)
+            controller.lengths(dict.fromkeys(sequences[:count], DRAFT.cut(0)), step_of(sequences[:count]))
+        controller.timed(step_of(sequences[:count], tries_drafts=opened), 0.02)
+        return opened
+
+    seldom = [asked(8) for _ in range(200)]
+    while not asked(8):
+        pass
+    assert not any(asked(8) for _ in range(6))
+    assert sum(seldom) < 40
+    assert any(asked(4) for _ in range(6))
+
+
 @given(lengths=st.lists(st.integers(1, 500), min_size=1, max_size=30), draining=st.booleans())
 def test_the_longer_an_answer_the_likelier_it_ends_last(lengths, draining):
     rows = [Row(length, 0.5) for length in lengths]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduling import VOCABULARY, PagedModel, drive, expected_answer, next_token, prompts_of_a_tree
 
-from batchgen.engine.draft.ngram import OwnText
+from batchgen.engine.draft.ngram import REACH, OwnText
 from batchgen.engine.draft.speculation import Drafting, Eager
 from batchgen.engine.draft.suffix import DEEPEST, SuffixAutomaton, SuffixDrafter
 from batchgen.engine.request import Request, RowError, Sampling
@@ -173,6 +173,12 @@ def test_own_text_drafts_what_followed_the_same_tokens(tokens, cuts):
         elif end > 3:
             pair = tokens[end - 2 : end]
             assert not any(tokens[at : at + 2] == pair for at in range(end - 2))
+
+
+def test_own_text_is_searched_as_far_as_a_search_pays():
+    for between, found in ((REACH - 5, (7, 9)), (REACH - 4, ())):
+        tokens = [5, 6, 7, 9, *range(10, 10 + between), 5, 6]
+        assert OwnText().draft(tokens, 2).tokens == found
 
 
 def occurrences(texts: list[list[int]], run: list[int]) -> int:

@@ -184,6 +184,16 @@ def test_prompts_are_fed_one_after_the_other():
     assert model.steps[:4] == [[5], [1, 8, 7], [1, 1, 1, 8, 5], [1, 1, 1, 1, 3, 8, 1]]
 
 
+def test_prompts_with_a_forced_opening_are_fed_one_after_the_other(monkeypatch):
+    """Tokens of an answer that are known before its prompt is computed do not make it one that goes on."""
+    monkeypatch.setattr(intake, "opening_tokens", lambda task: [5, 5])
+    model = Watching(4)
+    tails = [[5], *([6 + key] * 8 for key in range(6))]
+    requests = [Request(key, [1, 2, 3, 4, *tail], greedy(8, ignore_eos=True)) for key, tail in enumerate(tails)]
+    drive(requests, budget=16, model=model)
+    assert model.steps[:3] == [[7], [1, 10, 5], [1, 1, 5, 9]]
+
+
 def test_few_are_let_in_to_wait_for_a_prefix():
     """Those that wait hold blocks; a few of them have the tokens of the next step."""
     tails = [[5], *([6 + key] * 96 for key in range(40))]

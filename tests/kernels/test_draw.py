@@ -1,5 +1,7 @@
 """Draws from a linear beyond its cases: many rows and threads, and logits that are no numbers."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from backends import NATIVE, each_backend
@@ -48,6 +50,34 @@ def test_equal_logits_give_the_lowest_id(kernels: Kernels) -> None:
         assert finite.all()
 
 
+@pytest.mark.parametrize(("outputs", "equal"), [(3000, (1480, 1520)), (16_000, (40, 1600))])
+@pytest.mark.parametrize("kernels", NATIVE.values(), ids=NATIVE)
+def test_equal_logits_far_from_0_give_the_lowest_id(kernels: Kernels, outputs: int, equal: tuple[int, int]) -> None:
+    """There the sum with the noise is rounded to the same number, whichever thread comes upon it first."""
+    before = torch.get_num_threads()
+    rows, bias = 256, [18.5 if id in equal else 0.0 for id in range(outputs)]
+    head = head_of(kernels, torch.zeros(outputs, 8, dtype=torch.bfloat16), bias)
+    x, chosen = torch.ones(rows, 8, dtype=torch.bfloat16), filters(rows, temperature=[1e-6])
+    try:
+        torch.set_num_threads(1)
+        expected, _ = kernels.draw(x, head, chosen)
+        torch.set_num_threads(2)
+        for _ in range(20):
+            assert torch.equal(kernels.draw(x, head, chosen)[0], expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("kernels", NATIVE.values(), ids=NATIVE)
+@each_kind
+def test_what_does_not_fit_the_weight_is_refused(kernels: Kernels, make: MakeHead) -> None:
+    head, chosen = make(kernels, 400, 192, 390, torch.bfloat16), filters(2, temperature=[0.0])
+    with pytest.raises(ValueError, match="390 outputs of rows of 184 by a weight of 400 x 192"):
+        kernels.draw(torch.ones(2, 184, dtype=torch.bfloat16), head, chosen)
+    with pytest.raises(ValueError, match="500 outputs"):
+        kernels.draw(torch.ones(2, 192, dtype=torch.bfloat16), replace(head, vocabulary=500), chosen)
+
+
 @each_backend
 @each_kind
 def test_a_row_that_is_not_finite_is_told(kernels: Kernels, make: MakeHead) -> None:
@@ -75,7 +105,7 @@ def test_infinite_logits(kernels: Kernels, temperature: float) -> None:
         ([-infinity] * 40 + [1.0] * 60, 40, False),
     ):
         head = head_of(kernels, torch.zeros(100, 8, dtype=torch.bfloat16), bias)
-        head = Head(head.product, head.weight, head.bias, head.dtype, vocabulary)
+        head = replace(head, vocabulary=vocabulary)
         x, chosen = torch.ones(3, 8, dtype=torch.bfloat16), filters(3, temperature=[temperature])
         tokens, finite = kernels.draw(x, head, chosen)
         assert finite.tolist() == [fine] * 3

@@ -3,6 +3,7 @@
 import ctypes
 import mmap
 import sys
+from contextlib import suppress
 
 import pytest
 import torch
@@ -61,7 +62,12 @@ SIZE = 5 << 20
 
 
 def untouched() -> Tensor:
-    return torch.frombuffer(mmap.mmap(-1, SIZE), dtype=torch.uint8)
+    """In pages of the smallest size, whatever the system grants of itself."""
+    pages = mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with suppress(OSError):
+            pages.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(pages, dtype=torch.uint8)
 
 
 def present(tensor: Tensor) -> list[bool]:
@@ -72,11 +78,13 @@ def present(tensor: Tensor) -> list[bool]:
 
 
 def populates() -> bool:
-    """The system knows the request."""
+    """The system knows the request, and tells which pages there are."""
     if sys.platform != "linux":
         return False
-    page = untouched()
-    start, size = ctypes.c_void_p(page.data_ptr()), ctypes.c_size_t(mmap.PAGESIZE)
+    memory = untouched()
+    if any(present(memory)):
+        return False
+    start, size = ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(mmap.PAGESIZE)
     return ctypes.CDLL(None).madvise(start, size, native_memory.MADV_POPULATE_WRITE) == 0
 
 

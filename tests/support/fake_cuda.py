@@ -212,8 +212,7 @@ def main(compiler: str = "c++") -> None:
     watch = Watch()
     with tempfile.TemporaryDirectory() as folder:
         paths = [tiny.tiny_model(family, Path(folder, family)) for family, _, _ in MODELS]
-        if torch.version.cuda is None:
-            add_device_guard(compiler)
+        add_device_guard(compiler)
         replace_cuda(watch)
         replace_link(watch)
         watch_launches(watch)
