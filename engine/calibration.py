@@ -7,20 +7,19 @@ import time
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import cycle
 
 import numpy as np
 import psutil
 import torch
 
 from ..kernels import Kernels
-from ..kernels.attention import AttentionItems, Masking
 from ..kernels.kv_format import FORMATS as KV_FORMATS
 from ..kernels.sampling import Filters
 from .batch import Batch
 from .decoder import Decoder, Embedding
 from .device import load_kernels, resolve_device
 from .graphs import EAGER, EXECUTORS, RECURS
+from .key_timing import BLOCK_SIZE, LAYERS, SHARING, KeyTiming, items_of
 from .kv import KVPages, KVShape
 from .machine import DTYPES, use_granted_cores
 from .models.names import dense_weights
@@ -34,9 +33,6 @@ from .weights.tensors import DenseTensor, TensorSource
 NUM_LAYERS = 2
 MOST_OUTPUTS = 8192  # of the head that is measured; the rest is in proportion
 DRAWN = 1, 16, 64, 256
-KV_ROWS, KV_CONTEXT = 64, 512
-KV_LAYERS = 4  # read in turn, so that no layer's keys are still in the caches when it comes again
-BLOCK_SIZE = 16
 MOST_LOAD = 0.1  # of all cores, by others
 FIRST_LOOK = 1.0  # seconds after which that load is looked at, before each number
 LEAST_SECONDS = 0.02  # for each number
@@ -112,12 +108,14 @@ def measure_rates(spec: ModelSpec, kernels: Kernels, dtype: torch.dtype, timer: 
         bench = _Bench(random_decoder(spec, name, kernels, dtype, device), kernels, timer)
         layers[name], head[name] = bench.layers(spec.num_layers), bench.head(spec.vocab_size)
     shapes = {
-        name: KVShape(KV_LAYERS, spec.num_kv_heads, spec.head_dim, KV_FORMATS[name])
+        name: KVShape(LAYERS, spec.num_kv_heads, spec.head_dim, KV_FORMATS[name])
         for name in _kv_names(dtype, KV_FORMATS)
     }
-    own, shared = (_pairs(spec, kernels, dtype, timer, shapes, together) for together in (False, True))
-    sizes = {name: spec.num_layers * shape.bytes_per_token // KV_LAYERS for name, shape in shapes.items()}
-    return Rates("measured", layers, head, own, shared, sizes, DEVICES[device.type].step_seconds)
+    timing = KeyTiming(spec, kernels, dtype, device, timer)
+    own, shared = ({name: timing.pair(shape, together) for name, shape in shapes.items()} for together in (False, True))
+    sizes = {name: spec.num_layers * shape.bytes_per_token // LAYERS for name, shape in shapes.items()}
+    sharing = {name: SHARING[device.type](timing, shape) for name, shape in shapes.items()}
+    return Rates("measured", layers, head, own, shared, sizes, sharing, DEVICES[device.type].step_seconds)
 
 
 def _kv_names(dtype: torch.dtype, formats: Mapping[str, object]) -> list[str]:
@@ -232,48 +230,7 @@ def rising(seconds: list[float]) -> tuple[float, ...]:
 
 
 def _single_tokens(count: int, kernels: Kernels, device: torch.device) -> Batch:
-    items = _items(np.arange(count)[:, None], 1, np.arange(count + 1), np.zeros(count, np.int64))
+    items = items_of(np.arange(count)[:, None], 1, np.arange(count + 1), np.zeros(count, np.int64))
     zeros = torch.zeros(count, dtype=torch.int64, device=device)
     rows = torch.arange(count, device=device)
     return Batch(zeros, zeros, rows * BLOCK_SIZE, zeros, kernels.plan_attention(items, BLOCK_SIZE), rows)
-
-
-def _items(blocks: np.ndarray, keys: int, query_offset: np.ndarray, positions: np.ndarray) -> AttentionItems:
-    """One item for each row of `blocks`, with `keys` keys."""
-    count, width = blocks.shape
-    return AttentionItems(
-        start=np.zeros(count, np.int64),
-        length=np.full(count, keys),
-        block_offset=np.arange(count + 1) * width,
-        blocks=blocks.ravel(),
-        query_offset=query_offset,
-        queries=np.arange(len(positions)),
-        positions=positions,
-    )
-
-
-@torch.inference_mode()
-def _pairs(
-    spec: ModelSpec,
-    kernels: Kernels,
-    dtype: torch.dtype,
-    timer: Timer,
-    shapes: Mapping[str, KVShape],
-    together: bool,
-) -> dict[str, float]:
-    """Seconds of a query with a key in all layers, by KV format: keys of every query's own, or read `together`."""
-    context, device = min(KV_CONTEXT, spec.context_length), timer.device
-    width, count = -(-context // BLOCK_SIZE), 1 if together else KV_ROWS
-    ends = np.array([0, KV_ROWS]) if together else np.arange(KV_ROWS + 1)
-    blocks = np.arange(count * width).reshape(count, width)
-    items = _items(blocks, context, ends, np.full(KV_ROWS, context - 1))
-    plan, masking = kernels.plan_attention(items, BLOCK_SIZE), Masking(spec.attention_scale, None)
-    query = torch.randn(KV_ROWS, spec.num_heads, spec.head_dim, dtype=dtype, device=device)
-    found = {}
-    for name, shape in shapes.items():
-        pages = KVPages(shape, count * width, BLOCK_SIZE, device)
-        pages.clear()  # memory of a host that was never written to is one page of zeros, which caches hold
-        layers = cycle([pages.layer(index) for index in range(shape.num_layers)])
-        seconds = timer(lambda layers=layers: kernels.attention(query, next(layers), plan, masking))  # type: ignore[misc]
-        found[name] = seconds * spec.num_layers / (KV_ROWS * context)
-    return found

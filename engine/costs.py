@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from .items import worth_sharing
 from .rates import Rates
 
 STRIDES = 32  # answers are followed in so many strides,
@@ -124,12 +123,15 @@ class StepCost:
         work, rates, kv_cache = self.work, self.rates, self.settings.kv_cache
         own = work.own / (work.samples if self._samples_share(decoding) else 1) + work.answer / 2
         together = work.prompt - own + work.answer / 2
-        if self.settings.sharing and worth_sharing(decoding, together):
+        if self._pays(decoding, together):
             return own * rates.own_pair[kv_cache] + together * rates.shared_pair[kv_cache]
         return (own + together) * rates.own_pair[kv_cache]
 
     def _samples_share(self, decoding: float) -> bool:
-        return self.settings.sharing and worth_sharing(min(decoding, self.work.samples), self.work.own)
+        return self._pays(min(decoding, self.work.samples), self.work.own)
+
+    def _pays(self, num_queries: float, num_keys: float) -> bool:
+        return self.settings.sharing and self.rates.sharing[self.settings.kv_cache].pays(num_queries, num_keys)
 
     def drafted(self, decoding: float) -> tuple[float, float]:
         """Seconds per step of plain progress with drafts, and how many times as far a step gets."""
@@ -173,7 +175,7 @@ def affordable_seconds(work: Workload, rates: Rates) -> float:
 def micro_run_seconds(rates: Rates) -> float:
     """About what micro-runs take: two layers of the model, some calls for each number."""
     calls = sum(curve.seconds[-1] for part in (rates.layers, rates.head) for curve in part.values())
-    return 0.5 + MICRO_RUN_CALLS * calls
+    return 1.0 + MICRO_RUN_CALLS * calls
 
 
 @dataclass(slots=True)

@@ -72,7 +72,11 @@ def resolve_device(name: str) -> torch.device:
 
 def find_place(name: str) -> Place:
     """What an `engine.device` value comes to here; like `resolve_device` otherwise."""
-    device = resolve_device(name)
+    return place_of(resolve_device(name))
+
+
+def place_of(device: torch.device) -> Place:
+    """The device by its name, for what is measured there."""
     return Place(device.type, torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name())
 
 

@@ -17,7 +17,7 @@ from .checkpoint import Checkpoint, ModelError, open_checkpoint
 from .choices import ChoiceTrie
 from .config import ADOPTED, EngineSettings
 from .decoder import Decoder, load_decoder
-from .device import load_kernels, resolve_device
+from .device import load_kernels, place_of, resolve_device
 from .draft.load import NO_WEIGHTS, DraftWeights, draft_models, load_draft_weights, require_exits
 from .draft.speculation import Speculation
 from .draft.table import new_speculation
@@ -31,6 +31,7 @@ from .kv import KVPages
 from .link import link_to
 from .loop import StepLoop
 from .machine import compute_dtype, use_granted_cores
+from .rates_cache import known_sharing
 from .request import Completion, Request
 from .runner import Runner
 from .sampling import Sampler
@@ -106,9 +107,11 @@ class Engine:
         self.grammars = Grammars(tokenizer, ends)
         sampler = Sampler(ops, vocabulary, self.grammars, link_to(device))
 
+        sharing = known_sharing(model.spec, self.resolved["dtype"], place_of(device), shape.format.name)
+
         def runner(num_blocks: int, executor: Executor = EAGER) -> Runner:
             pages = KVPages(shape, num_blocks + executor.scrap_blocks, block_size, device)
-            return Runner(model, ops, pages, sampler, executor)
+            return Runner(model, ops, pages, sampler, sharing, executor)
 
         shapes = (shape, *(decoder.kv_shape() for decoder in drafting.decoders))
         self._num_blocks = self._kv_blocks(runner, sum(one.bytes_per_token for one in shapes) * block_size)

@@ -11,12 +11,8 @@ import numpy as np
 
 from ..kernels.attention import AttentionItems
 from .sequence import Feed, Sequence
+from .sharing import Sharing
 
-# Costs, in units of one key that a query reads by itself, finding what its neighbours read too in the cache. Fitted to
-# steps of 2 to 128 queries over 16 to 384 shared keys on a CPU, 3 query heads to a key head: a unit is 5 ns a head.
-SHARED_KEY = 4.0  # one key of an item of several queries: it is brought into the order that products take
-SHARED_READ = 0.5  # each query's part in one key of such an item
-SECOND_RESULT = 28.0  # of a query: one more partial result, written and merged
 FULL_QUERIES = 64  # a feed of as many fills tiles by itself: it reads what it shares once more, and merges nothing
 
 
@@ -52,12 +48,12 @@ class _Builder:
         )
 
 
-def attention_items(feeds: list[Feed], block_size: int) -> AttentionItems:
+def attention_items(feeds: list[Feed], block_size: int, sharing: Sharing) -> AttentionItems:
     """Items for the feeds of a step, whose rows lie one feed behind the other, neighbours in plan order."""
     builder = _Builder()
     offsets = np.cumsum([0, *(feed.count for feed in feeds)]).tolist()
     common = [0, *(common_depth(a, b) for a, b in pairwise(feeds)), 0]
-    shared = list(segments(common, offsets, block_size))
+    shared = list(segments(common, offsets, block_size, sharing))
     for first, last, above, below in shared:
         path = feeds[first].sequence.path
         blocks = [node.block for node in path[above:below]]
@@ -94,7 +90,9 @@ def shared_depth(first: Sequence, second: Sequence) -> int:
     return low
 
 
-def segments(common: list[int], offsets: list[int], block_size: int) -> Iterator[tuple[int, int, int, int]]:
+def segments(
+    common: list[int], offsets: list[int], block_size: int, sharing: Sharing
+) -> Iterator[tuple[int, int, int, int]]:
     """Shared runs of blocks worth an item: (first feed, last feed + 1, first block, last block + 1).
 
     common[i] is the shared depth of feeds i-1 and i, with zeros at both ends. A run is the path piece below which a
@@ -107,7 +105,7 @@ def segments(common: list[int], offsets: list[int], block_size: int) -> Iterator
             continue
         inner = common[first + 1 : last]
         below = min(inner)
-        if below > above and worth_sharing(offsets[last] - offsets[first], (below - above) * block_size):
+        if below > above and sharing.pays(offsets[last] - offsets[first], (below - above) * block_size):
             yield first, last, above, below
             above = below
         cuts = [first, *(first + 1 + i for i, depth in enumerate(inner) if depth == below), last]
@@ -121,9 +119,3 @@ def private_depths(shared: list[tuple[int, int, int, int]], num_feeds: int) -> l
         for index in range(first, last):
             depths[index] = max(depths[index], below)
     return depths
-
-
-def worth_sharing(num_queries: float, num_keys: float) -> bool:
-    """Whether reading keys once for all queries costs less than every query reading them beside its own."""
-    together = num_keys * (SHARED_KEY + SHARED_READ * num_queries) + SECOND_RESULT * num_queries
-    return together < num_keys * num_queries

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from .costs import Prediction, Settings, Workload, predict
-from .items import worth_sharing
 from .rates import Rates
 
 STEP_TOKENS = 128, 256, 512, 1024, 2048, 4096, 8192
@@ -156,8 +155,8 @@ def _block_size(search: _Search, settings: Settings) -> Choice:
 
 
 def _sharing(search: _Search, settings: Settings) -> Choice:
-    work = search.work
-    if not worth_sharing(work.rows, work.common) and not worth_sharing(work.samples, work.own):
+    work, sharing = search.work, search.rates.sharing[settings.kv_cache]
+    if not sharing.pays(work.rows, work.common) and not sharing.pays(work.samples, work.own):
         return Choice("sharing", False, f"rows have {work.common:.0f} tokens in common: too few to read them once")
     what = "samples read their prompt" if work.samples > 1 else f"rows read the {work.common:.0f} tokens they share"
     return search.among(

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from .sharing import BUILT_IN, Sharing
 from .spec import ModelSpec
 
 FORMATS = "native", "int8", "int4", "fp8"
@@ -86,6 +87,7 @@ class Rates:
     own_pair: Mapping[str, float]  # by KV format: a query with a key that it alone reads
     shared_pair: Mapping[str, float]  # a query with a key that many read together
     kv_bytes: Mapping[str, int]  # of a token
+    sharing: Mapping[str, Sharing]  # by KV format
     step: float = 0.0
     sequence: float = SEQUENCE_SECONDS
 
@@ -99,7 +101,8 @@ class Rates:
             part: {name: Curve(tuple(one["counts"]), tuple(one["seconds"])) for name, one in record[part].items()}
             for part in ("layers", "head")
         }
-        return cls(**{**record, **curves})
+        sharing = {name: Sharing(**one) for name, one in record["sharing"].items()}
+        return cls(**{**record, **curves, "sharing": sharing})
 
 
 def built_in(spec: ModelSpec, dtype: str, device: str = "cpu", operations_per_second: float = REFERENCE) -> Rates:
@@ -127,6 +130,7 @@ def built_in(spec: ModelSpec, dtype: str, device: str = "cpu", operations_per_se
         },
         shared_pair=dict.fromkeys(_KV_BYTES, pair / known.shared_pairs),
         kv_bytes={name: round(numbers * width) for name, width in _KV_BYTES.items()},
+        sharing=dict.fromkeys(_KV_BYTES, BUILT_IN[device]),
         step=known.step_seconds / speed,
         sequence=SEQUENCE_SECONDS / speed,
     )

@@ -15,9 +15,10 @@ from typing import Any
 
 from .processor import Place
 from .rates import Rates
+from .sharing import BUILT_IN, Sharing
 from .spec import ModelSpec
 
-_LAYOUT = 3  # of an entry, and of the way it is measured
+_LAYOUT = 4  # of an entry, and of the way it is measured
 _ATTEMPT = "seconds_too_few"
 
 
@@ -38,6 +39,12 @@ def load_rates(path: Path, name: str) -> Rates | None:
     with suppress(KeyError, ValueError, TypeError, AttributeError):
         return Rates.from_record(_entries(path)[name])
     return None
+
+
+def known_sharing(spec: ModelSpec, dtype: str, place: Place, kv_cache: str) -> Sharing:
+    """What shared keys cost there in this KV format: measured for an earlier job or this one, else built in."""
+    found = load_rates(cache_file(), entry_name(spec, dtype, place))
+    return BUILT_IN[place.kind] if found is None else found.sharing.get(kv_cache, BUILT_IN[place.kind])
 
 
 def load_attempt(path: Path, name: str) -> float:

@@ -22,6 +22,7 @@ from .link import Link
 from .request import RowError
 from .sampling import Draws, Head, Sampler
 from .sequence import Drawn, Feed, Point, Sequence, Step
+from .sharing import Sharing
 
 LOGITS_BYTES = {
     "cpu": 16 * 2**20,
@@ -75,6 +76,7 @@ class Runner:
     kernels: Kernels
     pages: KVPages
     sampler: Sampler
+    sharing: Sharing
     executor: Executor = EAGER
     observer: Observer = NO_OBSERVER
     failures: int = 0  # rows that raised since one last went through
@@ -143,7 +145,7 @@ class Runner:
         return RowError("engine", "generate", message, retryable=True)
 
     def _batch(self, feeds: list[Feed]) -> Batch:
-        items = attention_items(feeds, self.pages.block_size)
+        items = attention_items(feeds, self.pages.block_size, self.sharing)
         counts = [feed.count for feed in feeds]
         tokens = [token for feed in feeds for token in feed.tokens]
         choices = np.repeat([self.model.rope_choice(feed.sequence.longest) for feed in feeds], counts)

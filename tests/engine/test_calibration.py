@@ -45,6 +45,7 @@ def test_every_format_is_measured(spec, dtype) -> None:
     assert rates.kv_bytes[own] == 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * dtype.itemsize
     for curve in (*rates.layers.values(), *rates.head.values()):
         assert 0 < curve.seconds[0] <= curve.seconds[-1]
+    assert set(rates.sharing) == set(rates.own_pair)
     assert all(value > 0 for value in (*rates.own_pair.values(), *rates.shared_pair.values()))
 
 

@@ -8,11 +8,14 @@ from hypothesis import strategies as st
 
 from batchgen.engine.blocks import BlockNode
 from batchgen.engine.branches import STRAIGHT, Forked, branches_of
-from batchgen.engine.items import FULL_QUERIES, attention_items, worth_sharing
+from batchgen.engine.items import FULL_QUERIES, attention_items
 from batchgen.engine.sequence import Feed
+from batchgen.engine.sharing import Sharing
 from batchgen.kernels.attention import AttentionItems
 
 SIZE = 16
+SHARING = Sharing(4.0, 0.5, 28.0)
+COSTS = st.floats(0, 4)
 COUNTS = st.one_of(st.integers(1, 3), st.sampled_from([FULL_QUERIES - 1, FULL_QUERIES, FULL_QUERIES + 40]))
 
 
@@ -48,9 +51,9 @@ def seen(items: AttentionItems) -> dict[int, list[tuple[int, int]]]:
     return {row: [keys[position] for position in sorted(keys)] for row, keys in found.items()}
 
 
-@given(steps())
-def test_every_key_is_seen_once(feeds: list[Feed]) -> None:
-    keys, row = seen(attention_items(feeds, SIZE)), 0
+@given(steps(), st.builds(Sharing, COSTS, COSTS, st.floats(0, 100)))
+def test_every_key_is_seen_once(feeds: list[Feed], sharing: Sharing) -> None:
+    keys, row = seen(attention_items(feeds, SIZE, sharing)), 0
     for feed in feeds:
         for position in range(feed.start, feed.start + feed.count):
             expected = [(feed.sequence.blocks[at // SIZE], at % SIZE) for at in range(position + 1)]
@@ -77,7 +80,7 @@ def test_a_token_of_a_branch_sees_the_way_to_itself(
     sequence = SimpleNamespace(path=[], blocks=blocks, length=length, tokens=[], course=course)
     start = data.draw(st.integers(0, length - 1))
     feed = Feed(sequence, start, data.draw(st.integers(1, length - start)))
-    keys = seen(attention_items([feed], SIZE))
+    keys = seen(attention_items([feed], SIZE, SHARING))
     ways_to = {at: [*range(at + 1)] for at in range(prompt)}
     ways_to |= {
         prompt + at: [*range(prompt), *(prompt + ends[node[: end + 1]] for end in range(len(node)))]
@@ -93,16 +96,14 @@ def test_only_feeds_that_leave_room_in_a_tile_share_an_item() -> None:
     path = [BlockNode(block, (), None) for block in range(8)]
     sequence = SimpleNamespace(path=path, blocks=list(range(20)), length=0, tokens=[], course=STRAIGHT)
     few, many = Feed(sequence, 128, 2), Feed(sequence, 128, FULL_QUERIES)
-    items = attention_items([few] * 10 + [many] * 2, SIZE)
+    items = attention_items([few] * 10 + [many] * 2, SIZE, SHARING)
     assert np.diff(items.query_offset).tolist() == [20, *[2] * 10, FULL_QUERIES, FULL_QUERIES]
     assert items.start.tolist() == [0, *[128] * 10, 0, 0]
 
 
-def test_an_item_of_its_own_takes_many_queries_and_many_keys() -> None:
-    """As measured: 4 queries lose whatever they share, 16 gain on long runs, many from four blocks on."""
-    assert not any(worth_sharing(4, keys) for keys in (64, 256, 4096))
-    assert not worth_sharing(16, 64)
-    assert worth_sharing(16, 256)
-    assert not worth_sharing(128, 48)
-    assert worth_sharing(128, 64)
-    assert worth_sharing(250, 384)
+def test_what_sharing_costs_decides_who_shares() -> None:
+    path = [BlockNode(block, (), None) for block in range(8)]
+    sequence = SimpleNamespace(path=path, blocks=list(range(20)), length=0, tokens=[], course=STRAIGHT)
+    feeds = [Feed(sequence, 128, 1)] * 4
+    assert attention_items(feeds, SIZE, SHARING).start.tolist() == [0] * 4
+    assert attention_items(feeds, SIZE, Sharing(1.0, 0.1, 20.0)).start.tolist() == [0, *[128] * 4]

@@ -43,7 +43,8 @@ def engine(tmp_path_factory) -> Engine:
 def runner_of(engine: Engine, num_blocks: int, ops: Kernels | None = None) -> Runner:
     real = engine._runner
     pages = KVPages(engine.model.kv_shape(), num_blocks, 16, torch.device("cpu"))
-    return Runner(real.model, real.kernels, pages, real.sampler if ops is None else replace(real.sampler, kernels=ops))
+    sampler = real.sampler if ops is None else replace(real.sampler, kernels=ops)
+    return Runner(real.model, real.kernels, pages, sampler, real.sharing)
 
 
 class Still:

@@ -7,6 +7,7 @@ reads a shared prefix once for every row, `ordered: false` takes the rows in the
 log-probabilities of so many tokens.
 """
 
+import math
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -16,11 +17,12 @@ import torch
 from protocol import read_call, write_result
 from torch import Tensor
 
-from batchgen.engine import Engine, Request, Sampling, items
+from batchgen.engine import Engine, Request, Sampling
 from batchgen.engine.costs import predict
 from batchgen.engine.options import DEFAULT
 from batchgen.engine.profile import workload_of
 from batchgen.engine.rates import built_in
+from batchgen.engine.sharing import Sharing
 from batchgen.kernels.linear_int4 import Int4Weight
 from batchgen.kernels.linear_int8 import Int8Weight
 from batchgen.kernels.panels import segment_of
@@ -62,9 +64,11 @@ def load(options: dict[str, Any]) -> tuple[Engine, int | None]:
     top = options.pop("top", None)
     if options.pop("kernels", "native") == "reference":
         TABLES["cpu"] = lambda number: ExpandedReference()
-    if not options.pop("shared_items", True):
-        items.worth_sharing = lambda num_queries, num_keys: False
-    return Engine.load(options.pop("model"), device="cpu", **options), top
+    together = options.pop("shared_items", True)
+    engine = Engine.load(options.pop("model"), device="cpu", **options)
+    if not together:
+        engine._runner.sharing = Sharing(key=math.inf, read=math.inf, result=math.inf)
+    return engine, top
 
 
 def requests(rows: list[dict[str, Any]], top: int | None) -> list[Request]:
