@@ -29,7 +29,7 @@ from .weights.load import HEAD, Parts, Target, fill_parts, model_places
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class LinearHead:
     """The last linear of a model."""
 
     linear: Linear
@@ -120,7 +120,7 @@ class Decoder:
         self.rounding: dict[str, float] = {}
         self._kernels = kernels
         self._embedding = embedding
-        self._head = Head(head)
+        self._head = LinearHead(head)
         self._rope = Rope(spec.rope, spec.context_length, embedding.device, kernels)
         build = _Builder(spec, parts, kernels)
         self._layers = [(build.attention(index), build.mlp(index)) for index in range(spec.num_layers)]
@@ -166,7 +166,7 @@ class Decoder:
         """[V, H] float32: what `logits` multiplies by."""
         return self._head.linear.rows(torch.arange(self.spec.vocab_size, device=self.device)).float()
 
-    def head(self) -> Head:
+    def head(self) -> LinearHead:
         """`logits` and `draw` that keep the head in memory and nothing else of the model."""
         return self._head
 

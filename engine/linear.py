@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from batchgen.kernels import Kernels
-from batchgen.kernels.draw import Head
+from batchgen.kernels.draw import DrawnLinear
 from batchgen.kernels.sampling import Filters
 
 from .weights.tensors import TensorSource
@@ -69,7 +69,7 @@ class DenseLinear:
         return self._kernels.weight_rows(self._packed, index, self._dtype)
 
     def draw(self, x: Tensor, vocabulary: int, filters: Filters) -> tuple[Tensor, Tensor]:
-        head = Head(self, self._packed, self._packed.bias, self._dtype, vocabulary)
+        head = DrawnLinear(self, self._packed, self._packed.bias, self._dtype, vocabulary)
         return self._kernels.draw(x, head, filters)
 
 
@@ -93,7 +93,7 @@ class QuantisedLinear:
         return values if self.order is None else values[:, self.order.argsort()]
 
     def draw(self, x: Tensor, vocabulary: int, filters: Filters) -> tuple[Tensor, Tensor]:
-        head = Head(self._product, self.packed, self.bias, self.result, vocabulary)
+        head = DrawnLinear(self._product, self.packed, self.bias, self.result, vocabulary)
         return self.kernels.draw(self._ordered(x), head, filters)
 
     def _ordered(self, x: Tensor) -> Tensor:

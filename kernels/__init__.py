@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .attention import AttentionItems, Masking
-    from .draw import Head
+    from .draw import DrawnLinear
     from .kv_format import LayerPages
     from .linear_fp8 import Fp8Weight
     from .linear_int4 import Int4Weight
@@ -82,7 +82,7 @@ class Kernels(Protocol):
 
     def attention(self, query: "Tensor", pages: "LayerPages", plan: Any, masking: "Masking") -> "Tensor": ...
 
-    def draw(self, x: "Tensor", head: "Head", filters: "Filters") -> "tuple[Tensor, Tensor]": ...
+    def draw(self, x: "Tensor", head: "DrawnLinear", filters: "Filters") -> "tuple[Tensor, Tensor]": ...
 
     def finite(self, logits: "Tensor") -> "Tensor": ...
 

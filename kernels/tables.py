@@ -13,7 +13,7 @@ from .attention import AttentionItems, Masking
 from .attention import native as native_attention
 from .attention.reference import attention, plan_attention
 from .chip import chip_of
-from .draw import Head
+from .draw import DrawnLinear
 from .draw import native as native_draw
 from .draw.reference import draw
 from .kv_format import LayerPages
@@ -124,7 +124,7 @@ class ReferenceKernels:
     def attention(self, query: Tensor, pages: LayerPages, plan: Any, masking: Masking) -> Tensor:
         return attention(query, pages, plan, masking)
 
-    def draw(self, x: Tensor, head: Head, filters: Filters) -> tuple[Tensor, Tensor]:
+    def draw(self, x: Tensor, head: DrawnLinear, filters: Filters) -> tuple[Tensor, Tensor]:
         return draw(self, x, head, filters)
 
     def finite(self, logits: Tensor) -> Tensor:
@@ -165,7 +165,7 @@ class NativeKernels(ReferenceKernels):
     def swiglu(self, gate_up: Tensor) -> Tensor:
         return native_swiglu.swiglu(self._library, gate_up)
 
-    def draw(self, x: Tensor, head: Head, filters: Filters) -> tuple[Tensor, Tensor]:
+    def draw(self, x: Tensor, head: DrawnLinear, filters: Filters) -> tuple[Tensor, Tensor]:
         if type(head.weight) not in DRAWS or {x.dtype, head.dtype} - native_panels.NUMBERS:
             return super().draw(x, head, filters)
         return native_draw.draw(getattr(self._library, DRAWS[type(head.weight)]), x, head, filters)

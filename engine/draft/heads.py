@@ -17,8 +17,7 @@ from ...kernels import Kernels
 from ...kernels.sampling import Filters
 from ..checkpoint import ModelError, resolve
 from ..config import HEADS_FILES
-from ..decoder import Decoder
-from ..decoder import Head as OutputHead
+from ..decoder import Decoder, LinearHead
 from ..linear import DenseLinear
 from ..runner import draw_in_parts
 from ..sampling import Sampler
@@ -36,11 +35,11 @@ _NAME = re.compile(r"(\d+)\.(\d+)\.(linear\.weight|linear\.bias|weight)")
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class MedusaHead:
     """Residual blocks x + silu(block(x)), then the output projection: a Medusa head (Cai et al. 2024)."""
 
     blocks: tuple[Callable[[Tensor], Tensor], ...]
-    output: OutputHead
+    output: LinearHead
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H], the target's final-normed states -> [R, V] float32."""
@@ -55,7 +54,7 @@ class Head:
         return hidden
 
 
-def load_heads(path: str, target: Decoder, kernels: Kernels) -> tuple[Head, ...]:
+def load_heads(path: str, target: Decoder, kernels: Kernels) -> tuple[MedusaHead, ...]:
     """The heads in a directory or Hub repository, in the target's compute dtype.
 
     `medusa_lm_head.safetensors` or `.pt` holds `K.L.linear.weight` [H, H] and, where it has one, `K.L.linear.bias` [H]
@@ -108,7 +107,7 @@ def _num_heads(directory: Path, file: Path, stored: int) -> int:
 
 def _head(
     index: int, tensors: Mapping[tuple[int, int, str], Tensor], file: Path, target: Decoder, kernels: Kernels
-) -> Head:
+) -> MedusaHead:
     """The tensors of one head put together; all of them are used, and no layer between them is missing."""
     own = {(layer, kind): values for (head, layer, kind), values in tensors.items() if head == index}
     num_blocks = sum(kind == "linear.weight" for _, kind in own)
@@ -120,7 +119,7 @@ def _head(
         raise ModelError(f"{file}: the tensors of head {index} leave a gap; download it again")
     layers = [(own[layer, "linear.weight"], own.get((layer, "linear.bias"))) for layer in range(num_blocks)]
     blocks = tuple(DenseLinear(kernels, weight, bias) for weight, bias in layers)
-    return Head(blocks, target.head() if output is None else OutputHead(DenseLinear(kernels, output, None)))
+    return MedusaHead(blocks, target.head() if output is None else LinearHead(DenseLinear(kernels, output, None)))
 
 
 class LastStates:
@@ -155,7 +154,7 @@ class LastStates:
 class RunningHeads:
     """Heads over the states of the last step: draws as the target would, with the noise of the place."""
 
-    heads: tuple[Head, ...]
+    heads: tuple[MedusaHead, ...]
     sampler: Sampler
     states: LastStates = field(default_factory=LastStates)
 

@@ -12,7 +12,7 @@ from ..decoder import Decoder, EarlyExit, load_decoder
 from ..kv import KVPages
 from ..runner import Runner
 from ..tokenizer import Tokenizer, load_tokenizer
-from .heads import Head, RunningHeads, load_heads
+from .heads import MedusaHead, RunningHeads, load_heads
 from .layer_skip import exits_of
 from .table import DraftModels
 
@@ -22,7 +22,7 @@ class DraftWeights:
     """What was loaded to draft with, beside the target."""
 
     decoders: tuple[Decoder, ...] = ()
-    heads: tuple[Head, ...] = ()
+    heads: tuple[MedusaHead, ...] = ()
 
 
 NO_WEIGHTS = DraftWeights()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class DrawnLinear:
     """A linear of a table, whose outputs are logits."""
 
     product: "Callable[[Tensor], Tensor]"  # [R, H] -> [R, O], new, by the op of the table

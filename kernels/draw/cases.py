@@ -16,9 +16,9 @@ from ..linear_int8.cases import make_weight as int8_weight
 from ..panels.cases import Form
 from ..sampling import Filters
 from ..sampling.cases import expected_finite, expected_sample, filters
-from . import Head
+from . import DrawnLinear
 
-MakeHead = Callable[[Kernels, int, int, int, torch.dtype], Head]  # outputs, inputs, vocabulary, dtype of x
+MakeHead = Callable[[Kernels, int, int, int, torch.dtype], DrawnLinear]  # outputs, inputs, vocabulary, dtype of x
 
 
 def twice(values: Tensor) -> Tensor:
@@ -26,32 +26,34 @@ def twice(values: Tensor) -> Tensor:
     return values[: len(values) // 2].repeat(2, 1)
 
 
-def dense(kernels: Kernels, outputs: int, inputs: int, vocabulary: int, dtype: torch.dtype) -> Head:
+def dense(kernels: Kernels, outputs: int, inputs: int, vocabulary: int, dtype: torch.dtype) -> DrawnLinear:
     packed = kernels.pack_dense(twice(normal((outputs, inputs), dtype, 2, inputs**-0.5)), None)
-    return Head(lambda x: kernels.linear(x, packed), packed, None, dtype, vocabulary)
+    return DrawnLinear(lambda x: kernels.linear(x, packed), packed, None, dtype, vocabulary)
 
 
-def int8(kernels: Kernels, outputs: int, inputs: int, vocabulary: int, dtype: torch.dtype) -> Head:
+def int8(kernels: Kernels, outputs: int, inputs: int, vocabulary: int, dtype: torch.dtype) -> DrawnLinear:
     weight = int8_weight(outputs, inputs, BALANCED)
     packed = kernels.pack_int8(replace(weight, q=twice(weight.q), scale=twice(weight.scale)))
-    return Head(lambda x: kernels.linear_int8(x, packed, None, torch.float32), packed, None, torch.float32, vocabulary)
+    return DrawnLinear(
+        lambda x: kernels.linear_int8(x, packed, None, torch.float32), packed, None, torch.float32, vocabulary
+    )
 
 
-def int4(kernels: Kernels, outputs: int, inputs: int, vocabulary: int, dtype: torch.dtype) -> Head:
+def int4(kernels: Kernels, outputs: int, inputs: int, vocabulary: int, dtype: torch.dtype) -> DrawnLinear:
     packed = kernels.pack_int4(int4_weight(outputs, inputs, Form(32)))
     return _quantised(kernels.linear_int4, packed, outputs, vocabulary)
 
 
-def fp8(kernels: Kernels, outputs: int, inputs: int, vocabulary: int, dtype: torch.dtype) -> Head:
+def fp8(kernels: Kernels, outputs: int, inputs: int, vocabulary: int, dtype: torch.dtype) -> DrawnLinear:
     packed = kernels.pack_fp8(fp8_weight(outputs, inputs, Form(half=False, minimum=False)))
     return _quantised(kernels.linear_fp8, packed, outputs, vocabulary)
 
 
-def _quantised(op: Callable[..., Tensor], packed: Any, outputs: int, vocabulary: int) -> Head:
+def _quantised(op: Callable[..., Tensor], packed: Any, outputs: int, vocabulary: int) -> DrawnLinear:
     """Its bias makes the ids that are not to be drawn the largest."""
     bias = normal((outputs,), torch.float32, 3)
     bias[vocabulary:] = 1e4
-    return Head(lambda x: op(x, packed, bias, torch.float32), packed, bias, torch.float32, vocabulary)
+    return DrawnLinear(lambda x: op(x, packed, bias, torch.float32), packed, bias, torch.float32, vocabulary)
 
 
 def logits(kernels: Kernels, make: MakeHead, outputs: int, vocabulary: int, x: Tensor, filters: Filters) -> Tensor:

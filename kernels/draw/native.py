@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..panels.native import Call, laid_out
 from ..sampling import Filters
-from . import Head
+from . import DrawnLinear
 
 
 class _DrawCall(ctypes.Structure):
@@ -20,7 +20,7 @@ class _DrawCall(ctypes.Structure):
     )
 
 
-def draw(entry: Any, x: Tensor, head: Head, filters: Filters) -> tuple[Tensor, Tensor]:
+def draw(entry: Any, x: Tensor, head: DrawnLinear, filters: Filters) -> tuple[Tensor, Tensor]:
     """Token ids [R] and whether their rows were finite [R], by the entry for the kind of weight; see the contract.
 
     Raises ValueError for rows of another width than the weight's, and a vocabulary beyond its outputs.

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from ..sampling import Filters
-from . import Head
+from . import DrawnLinear
 
 if TYPE_CHECKING:
     from .. import Kernels
 
 
-def draw(kernels: "Kernels", x: Tensor, head: Head, filters: Filters) -> tuple[Tensor, Tensor]:
+def draw(kernels: "Kernels", x: Tensor, head: DrawnLinear, filters: Filters) -> tuple[Tensor, Tensor]:
     """Token ids [R] and whether their rows were finite [R]; see the contract."""
     logits = head.product(x).float()
     logits[:, head.vocabulary :] = -torch.inf

@@ -8,7 +8,7 @@ from backends import NATIVE, each_backend
 
 from batchgen.kernels import Kernels
 from batchgen.kernels.case import normal
-from batchgen.kernels.draw import Head
+from batchgen.kernels.draw import DrawnLinear
 from batchgen.kernels.draw.cases import MakeHead, dense, fp8, int4, int8
 from batchgen.kernels.draw.reference import draw
 from batchgen.kernels.sampling.cases import filters
@@ -16,9 +16,9 @@ from batchgen.kernels.sampling.cases import filters
 each_kind = pytest.mark.parametrize("make", [dense, int8, int4, fp8])
 
 
-def head_of(kernels: Kernels, weight: torch.Tensor, bias: list[float]) -> Head:
+def head_of(kernels: Kernels, weight: torch.Tensor, bias: list[float]) -> DrawnLinear:
     packed = kernels.pack_dense(weight, torch.tensor(bias, dtype=weight.dtype))
-    return Head(lambda x: kernels.linear(x, packed), packed, packed.bias, weight.dtype, len(bias))
+    return DrawnLinear(lambda x: kernels.linear(x, packed), packed, packed.bias, weight.dtype, len(bias))
 
 
 @each_kind

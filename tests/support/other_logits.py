@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from batchgen.engine import Engine
-from batchgen.kernels.draw import Head
+from batchgen.kernels.draw import DrawnLinear
 from batchgen.kernels.draw.reference import draw as draw_from
 from batchgen.kernels.sampling import Filters
 
@@ -19,6 +19,8 @@ def change_logits(engine: Engine, change: Callable[[Tensor], Tensor]) -> None:
         return change(own(hidden))
 
     def draw(hidden: Tensor, vocabulary: int, filters: Filters) -> tuple[Tensor, Tensor]:
-        return draw_from(engine._runner.kernels, hidden, Head(logits, None, None, torch.float32, vocabulary), filters)
+        return draw_from(
+            engine._runner.kernels, hidden, DrawnLinear(logits, None, None, torch.float32, vocabulary), filters
+        )
 
     engine.model.logits, engine.model.draw = logits, draw
