@@ -24,7 +24,7 @@ from .kv import KVPages, KVShape
 from .machine import DTYPES, use_granted_cores
 from .models.names import dense_weights
 from .options import SEQUENCES
-from .rates import DEVICES, FORMATS, SIZES, Curve, Rates
+from .rates import FORMATS, SIZES, Curve, Rates, built_in
 from .spec import ModelSpec
 from .weights.formats import weight_format
 from .weights.load import Target, load_parts
@@ -100,8 +100,12 @@ class _Watch:
 
 
 def measure_rates(spec: ModelSpec, kernels: Kernels, dtype: torch.dtype, timer: "Timer") -> Rates:
-    """The constants as the timer finds them. Raises what its check does."""
+    """The constants as the timer finds them; those of KV formats that only a job names are built in.
+
+    Raises what the check of the timer does.
+    """
     device = timer.device
+    rough = built_in(spec, str(dtype).removeprefix("torch."), device.type)
     layers: dict[str, Curve] = {}
     head: dict[str, Curve] = {}
     for name in FORMATS:
@@ -115,7 +119,16 @@ def measure_rates(spec: ModelSpec, kernels: Kernels, dtype: torch.dtype, timer: 
     own, shared = ({name: timing.pair(shape, together) for name, shape in shapes.items()} for together in (False, True))
     sizes = {name: spec.num_layers * shape.bytes_per_token // LAYERS for name, shape in shapes.items()}
     sharing = {name: SHARING[device.type](timing, shape) for name, shape in shapes.items()}
-    return Rates("measured", layers, head, own, shared, sizes, sharing, DEVICES[device.type].step_seconds)
+    return replace(
+        rough,
+        basis="measured",
+        layers=layers,
+        head=head,
+        own_pair={**rough.own_pair, **own},
+        shared_pair={**rough.shared_pair, **shared},
+        kv_bytes={**rough.kv_bytes, **sizes},
+        sharing={**rough.sharing, **sharing},
+    )
 
 
 def _kv_names(dtype: torch.dtype, formats: Mapping[str, object]) -> list[str]:

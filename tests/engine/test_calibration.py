@@ -14,7 +14,7 @@ from batchgen.engine.calibration import DisturbedError, Timer, TooLongError, cal
 from batchgen.engine.decoder import Decoder
 from batchgen.engine.graphs import Recorded
 from batchgen.engine.models import architecture
-from batchgen.engine.rates import FORMATS
+from batchgen.engine.rates import DEVICES, FORMATS
 
 CPU = torch.device("cpu")
 OPS = kernels.load("cpu")
@@ -35,13 +35,17 @@ def spec(tmp_path_factory):
     return architecture(config).spec(config)
 
 
+ASKED = {"float32", "bfloat16", "float16", "fp8", "int8", "int4"}  # KV formats of jobs
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_format_is_measured(spec, dtype) -> None:
     rates = measure_rates(spec, OPS, dtype, Timer(CPU))
     own = str(dtype).removeprefix("torch.")
     assert set(rates.layers) == set(rates.head) == set(FORMATS)
-    assert set(rates.own_pair) == set(rates.shared_pair) == set(rates.kv_bytes) == {own, "fp8", "int8", "int4"}
+    assert set(rates.own_pair) == set(rates.shared_pair) == set(rates.kv_bytes) == ASKED
     assert rates.basis == "measured"
+    assert rates.step == DEVICES["cpu"].step_seconds
     assert rates.kv_bytes[own] == 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * dtype.itemsize
     for curve in (*rates.layers.values(), *rates.head.values()):
         assert 0 < curve.seconds[0] <= curve.seconds[-1]
