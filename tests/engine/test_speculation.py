@@ -2,9 +2,7 @@
 
 import functools
 import json
-import random
 import shutil
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -14,12 +12,22 @@ from drafters import adversaries, scripted
 from other_logits import change_logits
 
 from batchgen import kernels
-from batchgen.engine import Engine, Request, Sampling, outcomes
+from batchgen.engine import Engine, Grammar, Request, Sampling, outcomes
 from batchgen.engine import engine as engine_module
 from batchgen.engine.draft.training import Plan, Text, examples, train, write_heads
 from batchgen.engine.spec import ModelError
 
 TOKENS = 288
+KINDS = "ngram", "suffix", "auto", "layer_skip", "draft", "self", "medusa", "draft, auto", "medusa, auto"
+CAREFUL = "auto", "draft, auto", "medusa, auto"  # kinds that may find that drafts do not pay
+FIELDS = {
+    "name": {"type": "string", "maxLength": 5},
+    "kind": {"enum": ["the fox", "the dog"]},
+    "is": {"type": "boolean"},
+}
+SCHEMA = Grammar.json_schema(
+    {"type": "object", "properties": FIELDS, "required": list(FIELDS), "additionalProperties": False}
+)
 
 OPTIONS = {
     "greedy": Sampling(max_tokens=16, temperature=0),
@@ -36,6 +44,15 @@ OPTIONS = {
     "logprobs": Sampling(max_tokens=10, temperature=0.7, logprobs=5),
     "own logprob": Sampling(max_tokens=10, temperature=0, logprobs=0),
     "one token": Sampling(max_tokens=1, temperature=0),
+    "stop strings": Sampling(max_tokens=16, temperature=0, ignore_eos=True, stop=("8", "D", "the")),
+    "sampled stop strings": Sampling(max_tokens=16, temperature=0.8, ignore_eos=True, stop=("8", "t", "the f")),
+    "schema": Sampling(max_tokens=64, temperature=0, grammar=SCHEMA),
+    "sampled schema, n": Sampling(max_tokens=64, temperature=1.2, n=2, grammar=SCHEMA),
+    "schema, logprobs": Sampling(max_tokens=64, temperature=0.7, logprobs=1, grammar=SCHEMA),
+    "regex, penalties, min tokens": Sampling(
+        max_tokens=16, temperature=0.9, repetition_penalty=1.3, min_tokens=6, grammar=Grammar.regex("[a-d]{2,}( the)*")
+    ),
+    "lark": Sampling(max_tokens=16, temperature=0, grammar=Grammar.lark('start: "jumps " ("lazy " | "dog ")+ "."')),
 }
 
 
@@ -54,7 +71,7 @@ def folder(tmp_path_factory):
 
 def load(folder, **settings) -> Engine:
     return Engine.load(
-        str(folder), device="cpu", dtype="float32", **{"memory": "1MiB", "speculation": "off", **settings}
+        str(folder), device="cpu", dtype="float32", **{"memory": "4MiB", "speculation": "off", **settings}
     )
 
 
@@ -141,9 +158,7 @@ def heads_folder(folder, plain, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", list(OPTIONS))
-@pytest.mark.parametrize(
-    "kind", ["ngram", "suffix", "auto", "layer_skip", "draft", "self", "medusa", "draft, auto", "medusa, auto"]
-)
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_drafter_with_every_option_gives_what_off_gives(engines, plain, name, kind):
     requests, expected = plain[name]
     engine = engines(kind)
@@ -202,6 +217,60 @@ def test_preempted_rows_with_drafts_end_as_without(folder, monkeypatch):
     assert engine.statistics.accepted_tokens > 0
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_preempted_rows_of_every_drafter_end_as_without(engines, kind, monkeypatch):
+    """Sampled, so that the noise of a place is drawn again; rows that come behind others have their like to copy."""
+    engine = engines(kind)
+    sampling = Sampling(max_tokens=24, temperature=0.6, ignore_eos=True, stop_token_ids=(tiny.BOS,), seed=3)
+    requests = [Request(key, tiny.random_prompt(3, seed=50 + key % 6) * 2, sampling) for key in range(12)]
+    stop = replace(sampling, stop_token_ids=tuple(range(TOKENS)))
+    short = [Request(1000 + i, [6 + i], stop) for i in range(64)]
+    expected = outcome(engines("off"), iter(requests))
+    monkeypatch.setattr(engine, "_num_blocks", 28)
+    found = outcome(engine, iter(short + requests))
+    assert {key: found[key] for key in expected} == expected
+    assert engine.statistics.preemptions > 0
+    assert engine.statistics.drafted_tokens > 0 or kind in CAREFUL
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_drafter_at_the_context_end(engines, kind):
+    """Each row may fill the context to its last token; a draft model's own context ends long before."""
+    engine, plain_engine = engines(kind), engines("off")
+    length, part = engine.context_length, tiny.random_prompt(9, seed=2)
+    filled = [(part * 60)[: length - left] for left in (9, 3, 1)] + [tiny.random_prompt(length - 9, seed=5)]
+    requests = [
+        Request(key, prompt, Sampling(max_tokens=length - len(prompt), temperature=temperature, ignore_eos=True))
+        for key, (prompt, temperature) in enumerate((one, hot) for one in filled for hot in (0.0, 0.7))
+    ]
+    assert outcome(engine, requests) == outcome(plain_engine, requests)
+    assert engine.statistics.drafted_tokens > 0 or kind in (*CAREFUL, "draft")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_drafter_leaves_logprobs_as_they_are(engines, kind):
+    requests = requests_of(replace(OPTIONS["logprobs"], max_tokens=16))
+    expected, found = ({one.key: one for one in engines(name).run(requests)} for name in ("off", kind))
+    for key, completion in found.items():
+        pairs = zip(completion.logprobs, expected[key].logprobs, strict=True)
+        assert [one.token_id for one in completion.logprobs] == completion.tokens == expected[key].tokens
+        for one, other in pairs:
+            assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+            assert dict(one.top) == pytest.approx(dict(other.top), abs=1e-4)
+
+
+def test_every_option_shows(plain):
+    """None of them is without effect on these prompts, so that equality says something about it."""
+    answers = {name: [sample for samples in found.values() for sample in samples] for name, (_, found) in plain.items()}
+    reasons = {name: {reason for _, reason in found} for name, found in answers.items()}
+    assert reasons["stop strings"] == reasons["sampled stop strings"] == {"stop", "length"}
+    for name in ("schema", "sampled schema, n", "schema, logprobs", "regex, penalties, min tokens", "lark"):
+        assert "stop" in reasons[name], name
+    for name in set(OPTIONS) - {"greedy", "greedy to the end", "min tokens", "one token", "own logprob"}:
+        assert answers[name] != answers["greedy"], name
+    assert answers["min tokens"] != answers["stop ids"]
+
+
 @pytest.mark.parametrize("top", [0, 1, 5])
 def test_logprobs_are_those_without_drafts(folder, top, monkeypatch):
     sampling = Sampling(max_tokens=10, temperature=0, logprobs=top)
@@ -246,7 +315,7 @@ def test_an_end_token_drafted_everywhere_ends_nothing_early(folder, monkeypatch)
 
 
 def test_drafts_are_clipped_at_the_context_end(folder, monkeypatch):
-    engine = load(folder, memory="8MiB")
+    engine = load(folder)
     length = engine.model.spec.context_length
     request = Request(0, tiny.random_prompt(length - 6), Sampling(max_tokens=6, temperature=0, ignore_eos=True))
     expected = outcome(engine, [request])
@@ -323,44 +392,44 @@ def test_the_exactness_tests_can_fail(folder, plain, monkeypatch):
 
 
 def test_the_distribution_is_that_without_drafts(tmp_path):
-    """Chi-square over a whole small vocabulary: sampled second tokens, drafted by a drafter that loves one token."""
+    """Chi-square over the whole vocabulary: sampled second tokens behind a drafter that loves one token."""
     folder = tiny.tiny_model("llama3", tmp_path)
     engine = load(folder, max_sequences=64)
-    prompt = tiny.random_prompt(4, seed=3)
-    few = 12  # tokens with any probability
+    prompt, loved = tiny.random_prompt(4, seed=3), 6
 
-    def small_vocabulary(logits):
+    def flat(logits):
         logits = logits * 0.15
-        logits[:, :6] = -torch.inf
-        logits[:, 6 + few :] = -torch.inf
+        logits[..., loved] += 3
         return logits
 
-    change_logits(engine, small_vocabulary)
+    change_logits(engine, flat)
     sampling = Sampling(max_tokens=2, temperature=1.0, ignore_eos=True, n=1000)
-    requests = [Request(key, prompt, replace(sampling, seed=key)) for key in range(4)]
-    plain = outcome(engine, requests)
-    chances = {}
-    for first in range(6, 6 + few):
-        with torch.no_grad():
-            logits = tiny.reference_logits(folder, [*prompt, first])[-1, 6 : 6 + few] * 0.15
-        chances[first] = torch.softmax(logits, -1)
-    counts = Counter((tokens[0], tokens[1]) for samples in plain.values() for tokens, _ in samples)
-    firsts = Counter(tokens[0] for samples in plain.values() for tokens, _ in samples)
-    statistic = freedom = 0.0
-    for first, total in firsts.items():
-        expected = chances[first] * total
-        keep = expected >= 5
-        observed = torch.tensor([counts[first, second] for second in range(6, 6 + few)], dtype=torch.float32)
-        if keep.sum() > 1:
-            statistic += float(((observed - expected).square() / expected)[keep].sum())
-            freedom += int(keep.sum()) - 1
-    assert freedom > 50
-    assert statistic < freedom + 4 * (2 * freedom) ** 0.5
-    noise = random.Random(1)
+    requests = [Request(key, prompt, replace(sampling, seed=key)) for key in range(5)]
+    expected = outcome(engine, requests)
     with pytest.MonkeyPatch.context() as patch:
-        with_script(patch, lambda tokens, prompt_length: noise.choice([6, 6, 7]), [1])
-        assert outcome(engine, requests) == plain
-        assert engine.statistics.accepted_tokens > 100
+        with_script(patch, lambda tokens, prompt_length: loved, [1])
+        found = outcome(engine, requests)
+    assert found == expected
+    assert engine.statistics.accepted_tokens > 200
+    first, following = (torch.softmax(flat(logits)[..., :TOKENS], -1) for logits in _logits_behind(folder, prompt))
+    chances = first @ following  # of a second token, whatever the first is
+    seconds = [tokens[1] for samples in found.values() for tokens, _ in samples]
+    limit = TOKENS - 1 + 4 * (2 * (TOKENS - 1)) ** 0.5  # four standard deviations above the mean
+    assert (chances * len(seconds)).min() >= 5
+    assert _chi_square(seconds, chances) < limit
+    biased = [loved if place % 20 == 0 else token for place, token in enumerate(seconds)]  # wrong drafts that were kept
+    assert _chi_square(biased, chances) > limit
+
+
+def _logits_behind(folder, prompt):
+    """[V] behind the prompt, and [TOKENS, V] behind the prompt and each token of the vocabulary."""
+    following = [tiny.reference_logits(folder, [*prompt, token])[-1] for token in range(TOKENS)]
+    return tiny.reference_logits(folder, prompt)[-1], torch.stack(following)
+
+
+def _chi_square(tokens, chances):
+    counts, expected = torch.bincount(torch.tensor(tokens), minlength=TOKENS), chances * len(tokens)
+    return float(((counts - expected).square() / expected).sum())
 
 
 @pytest.mark.parametrize("kind", ["layer_skip", "draft"])
