@@ -238,14 +238,25 @@ def measured(seconds: float, steps: int, tokens: int) -> Record:
     }
 
 
-def explain_choices(situation: Situation, chosen: Chosen) -> Iterator[str]:
-    """A table: each setting, what it was chosen among, with the seconds of the job under each, and why."""
+def last_run(choices: Mapping[str, Any]) -> Record:
+    """What a manifest's choices say of the run that took them: predicted and measured. Nothing before one is over."""
+    return {name: choices[name] for name in ("predicted", "measured")} if choices.get("measured") else {}
+
+
+def explain_choices(situation: Situation, chosen: Chosen, last: Mapping[str, Any]) -> Iterator[str]:
+    """A table: each setting, what it was chosen among, with the seconds of the job under each, and why.
+
+    `last`: what was predicted for the job's last run, and measured in it.
+    """
     work, predicted = situation.work, chosen.predicted
     yield (
         f"a row has {work.common:.0f} prompt tokens in common with others and {work.own:.0f} of its own, and "
         f"{work.answer:.0f} answer tokens are expected" + (f" for each of {work.samples} samples" * (work.samples > 1))
     )
     yield f"predicted with {situation.rates.basis} rates: {in_words(predicted)}"
+    for name, figures in last.items():
+        steps = f"steps of {figures['step_ms']:.1f} ms and {figures['step_tokens']:.0f} tokens"
+        yield f"the last run, {name}: {figures['seconds']:.1f} s, {steps}"
     for choice in chosen.choices:
         yield f"  {_SPOKEN[choice.name]}: {_shown(choice.name, choice.value)} ({choice.reason})"
         for value, found in choice.alternatives:

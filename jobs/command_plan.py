@@ -12,10 +12,12 @@ from batchgen.pipeline.pieces import templates_of
 
 from .advice import Advice, advise, in_words
 from .analysis import PrefixGroup
-from .choices import Situation, explain_choices, record
+from .choices import Situation, explain_choices, last_run, record
 from .estimate import duration
 from .job import Job
+from .manifest import Manifest
 from .models import Models
+from .names import SIDECAR
 from .planner import Planner
 from .resolved import describe_sampling
 
@@ -31,7 +33,8 @@ _TOO_LONG = {
 def plan_job(job: Job, models: Models | None = None, as_json: bool = False, explain: bool = False) -> Iterator[str]:
     """Lines for people, or one line of JSON. Raises JobError and errors of the pipeline.
 
-    `explain`: also every setting that `auto` would take, beside those it was chosen among.
+    `explain`: also every setting that `auto` would take, beside those it was chosen among, and what steps took in the
+    last run of the job.
     """
     models = models or Models()
     planner = Planner(job, models)
@@ -40,12 +43,15 @@ def plan_job(job: Job, models: Models | None = None, as_json: bool = False, expl
     situation = Situation.of(planner.job, models, planner.first, planner.num_asked, measure=False)
     chosen = situation.choose()
     situation.require_room(chosen.settings)
+    stored = Manifest.load(planner.job.output_path / SIDECAR / "manifest.json")
+    last = last_run(stored.choices if stored else {})
     if as_json:
-        yield json.dumps(_figures(planner, advice, situation, chosen), ensure_ascii=False)
+        figures = _figures(planner, advice, situation, chosen)
+        yield json.dumps({**figures, "last_run": last}, ensure_ascii=False)
         return
     yield from _lines(planner, advice, situation, chosen, "" if explain else "; --explain has the settings")
     if explain:
-        yield from explain_choices(situation, chosen)
+        yield from explain_choices(situation, chosen, last)
 
 
 def _figures(planner: Planner, advice: list[Advice], situation: Situation, chosen: Chosen) -> dict[str, Any]:

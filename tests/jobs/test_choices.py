@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+import tiny
 import torch
 from fake_models import SPEC, FakeModels
 from job_files import make_job, manifest, write_rows
@@ -91,6 +92,25 @@ def test_plan_explains_each_choice_with_its_alternatives(tmp_path: Path) -> None
     assert explained.count("first row after") > 10
     (line,) = plan_job(job, FakeModels(), as_json=True)
     assert json.loads(line)["choices"]["settings"]["weights"] == "native"  # float32 computes exactly
+
+
+def test_what_steps_took_is_kept_and_told_by_later_plans(tmp_path: Path) -> None:
+    write_rows(tmp_path, 8)
+    model = tiny.tiny_model("llama3", tmp_path / "model")
+    job = make_job(tmp_path, prompt__on_null="empty", model__path=str(model), engine__memory="1MiB")
+    assert "the last run" not in "\n".join(plan_job(job, explain=True))
+    run(job)
+    kept = manifest(job.output_path)["choices"]
+    steps = manifest(job.output_path)["speculation"]["steps"]
+    took = kept["measured"]
+    assert took["seconds"] == pytest.approx(took["step_ms"] * steps / 1000, rel=0.1, abs=0.001) != 0
+    assert took["step_tokens"] > 1
+    explained = list(plan_job(job, explain=True))
+    for name in ("predicted", "measured"):
+        (line,) = (line for line in explained if line.startswith(f"the last run, {name}: "))
+        assert f"{kept[name]['step_ms']:.1f} ms" in line
+    (line,) = plan_job(job, as_json=True)
+    assert json.loads(line)["last_run"] == {name: kept[name] for name in ("predicted", "measured")}
 
 
 def test_plan_refuses_memory_that_holds_no_block(tmp_path: Path) -> None:
