@@ -3,7 +3,6 @@
 Knows GPTQ, AWQ, compressed-tensors and FP8 checkpoints; values equal the format's definition bit for bit in float32.
 """
 
-import logging
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,8 +17,6 @@ from .expand import powers_of_two
 from .repack import QuantisedWeight, Stored, in_half
 from .schemes import Scheme
 
-log = logging.getLogger(__name__)
-
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # nibble i of a word is output 8c + _AWQ_ORDER[i]
 Pieces = Mapping[str, Tensor]
 
@@ -28,7 +25,8 @@ Pieces = Mapping[str, Tensor]
 class Layout:
     """The pieces of a module: names, which of them has the codes and which may have the scales, what they come to.
 
-    `unused`: pieces that say how activations were rounded, which this package does its own way.
+    `unused`: pieces that say how activations were rounded, which this package does its own way. `doubt`: what other
+    programs read in another way, in words.
     """
 
     codes: str
@@ -37,6 +35,7 @@ class Layout:
     shape: Callable[[tuple[int, ...], Scheme], tuple[int, int]]  # of the codes -> (outputs, inputs)
     unpack: Callable[[Pieces, Scheme], Stored]
     unused: tuple[str, ...] = ()
+    doubt: Callable[[Pieces, Scheme], str | None] = lambda pieces, scheme: None
 
     def scale_of(self, module: str, stored: Container[str]) -> str | None:
         """The name of a module's scales; None for one that is not packed."""
@@ -47,11 +46,15 @@ def _gptq(pieces: Pieces, scheme: Scheme) -> Stored:
     codes = _along_first(pieces["qweight"], scheme.bits).T  # [N, K]
     zeros = _along_last(pieces["qzeros"], scheme.bits).T  # [N, groups]
     if scheme.method == "gptq":
-        limit = 2**scheme.bits - 1
-        if bool((zeros == limit).any()):
-            log.warning("a zero point is stored as %d, which is read as 0 here and as %d elsewhere", limit, limit + 1)
-        zeros = (zeros + 1) & limit
+        zeros = (zeros + 1) & (2**scheme.bits - 1)
     return _grouped(codes, pieces["scales"].T, zeros, scheme, pieces.get("g_idx"))
+
+
+def _gptq_doubt(pieces: Pieces, scheme: Scheme) -> str | None:
+    limit = 2**scheme.bits - 1
+    if scheme.method == "gptq" and bool((_along_last(pieces["qzeros"], scheme.bits) == limit).any()):
+        return f"a zero point is stored as {limit}, which is read as 0 here and as {limit + 1} elsewhere"
+    return None
 
 
 def _awq(pieces: Pieces, scheme: Scheme) -> Stored:
@@ -179,7 +182,9 @@ def _same(shape: tuple[int, ...], scheme: Scheme) -> tuple[int, int]:
     return shape[0], shape[1]
 
 
-_GPTQ = Layout("qweight", ("scales",), ("qweight", "qzeros", "scales", "g_idx"), _first_packed, _gptq)
+_GPTQ = Layout(
+    "qweight", ("scales",), ("qweight", "qzeros", "scales", "g_idx"), _first_packed, _gptq, doubt=_gptq_doubt
+)
 _FLOAT = Layout("weight", _FLOAT_SCALES, ("weight", *_FLOAT_SCALES), _same, _float_quantized, _INPUT_SCALES)
 LAYOUTS = {
     "gptq": _GPTQ,

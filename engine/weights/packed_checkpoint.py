@@ -101,6 +101,7 @@ class PackedReader:
             )
         if self._named(self._layout.unused):
             log.info("scales of activations not used: here they are rounded as they come, or not at all")
+        self._told = False
         self._pieces = self._named(self._layout.pieces) | self._named(self._layout.unused)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -129,9 +130,17 @@ class PackedReader:
         names = [piece for piece in self._layout.pieces if f"{module}.{piece}" in self._stored]
         try:
             pieces = {piece: self._reader.tensor(f"{module}.{piece}") for piece in names}
-            return self._layout.unpack(pieces, self._scheme)
+            stored = self._layout.unpack(pieces, self._scheme)
+            self._tell(module, self._layout.doubt(pieces, self._scheme))
         except (KeyError, ValueError, RuntimeError) as error:
             raise ModelError(f"{module}: its packed weight cannot be read ({error})") from None
+        return stored
+
+    def _tell(self, module: str, doubt: str | None) -> None:
+        """Once, however many modules there are."""
+        if doubt is not None and not self._told:
+            self._told = True
+            log.warning("%s: %s", module, doubt)
 
 
 def unpacked_reader(reader: TensorReader, scheme: Scheme) -> WithoutKVScales | PackedReader:

@@ -180,14 +180,21 @@ def by_panel(values: Tensor, memory: LargePages) -> Tensor:
     return memory.copy(filled.view(-1, OUTPUTS, values.shape[1]).transpose(1, 2))
 
 
+def _widened(scale: Tensor, minimum: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Both as they are, or as float32 where a number is not finite: the library reads finite float16 alone."""
+    if all(bool(part.isfinite().all()) for part in (scale, minimum) if part is not None):
+        return scale, minimum
+    return scale.float(), None if minimum is None else minimum.float()
+
+
 def _panels(
     codes: Tensor, minimum: Tensor | None, weight: Int8Weight | Int4Weight, memory: LargePages, bits: int, zero: int
 ) -> Panels:
     inputs = weight.shape[1]
     group, turned = min(weight.group, inputs), isinstance(weight, Int8Weight) and weight.turned
     balance = memory.copy(weight.balance) if isinstance(weight, Int8Weight) and weight.balance is not None else None
-    scale = by_panel(weight.scale, memory)
-    minimum = None if minimum is None else by_panel(minimum, memory)
+    scale, minimum = (None if part is None else by_panel(part, memory) for part in _widened(weight.scale, minimum))
+    assert scale is not None
     address = _Weight(
         *(codes.data_ptr(), scale.data_ptr()),
         *(None if part is None else part.data_ptr() for part in (minimum, balance)),

@@ -1,6 +1,7 @@
 """GPTQ, AWQ, compressed-tensors and FP8 against files packed by hand: exact values, whole models, refusals by name."""
 
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -258,12 +259,16 @@ def test_native_kernels_take_every_format(tmp_path: Path) -> None:
         assert relative(prompt_logits(fast, [PROMPT])[0], exact) < 0.06, name
 
 
-def test_a_stored_zero_point_of_15_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_largest_stored_zero_point_is_told_once(bits: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tiny_model("llama3", tmp_path / "model")
-    repack_folder(folder, gptq_settings(), gptq())
+    repack_folder(folder, gptq_settings(bits=bits), gptq(bits=bits))
     with caplog.at_level(logging.WARNING):
-        load(folder, "native")
-    assert "stored as 15" in caplog.text
+        load(folder, "int8")  # reads every module, some of them twice
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert re.fullmatch(
+        rf"model\.layers\..*_proj: a zero point is stored as {2**bits - 1}, .* as {2**bits} elsewhere", told
+    )
 
 
 def test_an_index_that_fills_no_groups_is_refused(tmp_path: Path) -> None:

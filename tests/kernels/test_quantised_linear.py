@@ -1,5 +1,6 @@
 """Quantised linears beyond their cases: what a batch must not change, numbers not finite, layouts, refusals."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -51,6 +52,27 @@ def test_a_row_that_is_not_finite_is_nan_alone(kernels: Kernels, value: float) -
         assert result[4].isnan().all()
         others = torch.arange(9) != 4
         torch.testing.assert_close(result[others], clean[others])
+
+
+@each_backend
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("name", ["scale", "minimum"])
+@pytest.mark.parametrize("weight", [INT8, INT4], ids=["int8", "int4"])
+def test_scales_that_are_not_finite_spoil_their_output_alone(
+    kernels: Kernels, weight: Int8Weight | Int4Weight, name: str, value: float
+) -> None:
+    """Damaged checkpoints hold such; they were read as 65,536 and more, and answers were made of them."""
+    pack, product = (
+        (kernels.pack_int8, kernels.linear_int8) if weight is INT8 else (kernels.pack_int4, kernels.linear_int4)
+    )
+    x, damaged = normal((9, 100), torch.float32, 1), getattr(weight, name).clone()
+    assert damaged.dtype == torch.float16
+    damaged[7, 1] = value
+    expected = product(x, pack(weight), None, torch.float32)
+    result = product(x, pack(replace(weight, **{name: damaged})), None, torch.float32)
+    assert not result[:, 7].isfinite().any()
+    others = torch.arange(51) != 7
+    torch.testing.assert_close(result[:, others], expected[:, others])
 
 
 @each_backend
