@@ -11,14 +11,18 @@ inline Vec exchange(Vec v, std::index_sequence<LANE...>) {
     return __builtin_shufflevector(v, v, (LANE ^ H)...);
 }
 
+// 1, and -1 for the upper ones of lanes H apart.
+template <int H, size_t... LANE>
+inline Vec signs(std::index_sequence<LANE...>) {
+    return Vec{(LANE & H ? -1.0f : 1.0f)...};
+}
+
 // Sums and differences of lanes H apart, for every H below WIDTH.
 template <int H = 1>
 inline Vec turn_lanes(Vec v) {
     if constexpr (H < WIDTH) {
-        const Vec other = exchange<H>(v, std::make_index_sequence<WIDTH>());
-        Ints lanes;
-        for (int lane = 0; lane < WIDTH; ++lane) lanes[lane] = lane & H;
-        return turn_lanes<2 * H>(lanes != 0 ? other - v : v + other);
+        constexpr auto lanes = std::make_index_sequence<WIDTH>();
+        return turn_lanes<2 * H>(fma(v, signs<H>(lanes), exchange<H>(v, lanes)));
     } else {
         return v;
     }
@@ -42,11 +46,11 @@ inline void turn(float* x, int width) {
     for (int i = 0; i < width; ++i) x[i] *= norm;
 }
 
-// The same for one block of a size that is known, T to float32; `factors` multiply its numbers before, or are null.
+// One block of a size that is known, times its Hadamard matrix without the norm: sqrt(BLOCK) times as large. `factors`
+// multiply its numbers before, or are null.
 template <int BLOCK, class T>
-BATCHGEN_INLINE void turn_block(const T* x, const float* factors, float* out) {
+BATCHGEN_INLINE void turn_block(const T* x, const float* factors, Vec (&rows)[BLOCK / WIDTH]) {
     constexpr int VECTORS = BLOCK / WIDTH;
-    Vec rows[VECTORS];
 #pragma GCC unroll 16
     for (int i = 0; i < VECTORS; ++i) rows[i] = load(x + i * WIDTH);
     if (factors)
@@ -62,9 +66,6 @@ BATCHGEN_INLINE void turn_block(const T* x, const float* factors, float* out) {
             const Vec left = rows[i], right = rows[i + reach];
             rows[i] = left + right, rows[i + reach] = left - right;
         }
-    const Vec norm = splat(1.0f / std::sqrt(float(BLOCK)));
-#pragma GCC unroll 16
-    for (int i = 0; i < VECTORS; ++i) store(out + i * WIDTH, rows[i] * norm);
 }
 
 }  // namespace batchgen

@@ -87,6 +87,21 @@ inline void store_bytes(uint8_t* p, Ints v) {
 #endif
 }
 
+// The same of several vectors; with four of them the numbers are -128 .. 127.
+template <int COUNT>
+inline void store_bytes(uint8_t* p, const Ints (&v)[COUNT]) {
+#if defined(__AVX512F__)
+    if constexpr (COUNT == 4) {
+        const __m512i low = _mm512_packs_epi32((__m512i)v[0], (__m512i)v[1]);
+        const __m512i high = _mm512_packs_epi32((__m512i)v[2], (__m512i)v[3]);
+        const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+        _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, _mm512_packs_epi16(low, high)));
+        return;
+    }
+#endif
+    for (int i = 0; i < COUNT; ++i) store_bytes(p + i * WIDTH, v[i]);
+}
+
 // The nearest whole number, ties to even; |x| is below 2^22.
 inline Ints whole(Vec x) {
 #if defined(__AVX512F__)

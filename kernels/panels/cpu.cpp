@@ -259,7 +259,7 @@ void expand_row(const Weight& weight, int64_t row, float* numbers) {
         numbers[i] = scale[group] * float(code - weight.zero) + (minimum ? minimum[group] : 0.0f);
     }
     if (weight.turned)
-        for (int64_t at = 0; at < weight.inputs; at += TURNED) turn_block<TURNED>(numbers + at, nullptr, numbers + at);
+        for (int64_t at = 0; at < weight.inputs; at += TURNED) turn(numbers + at, TURNED);
     if (weight.balance)
         for (int64_t at = 0; at < weight.inputs; at += WIDTH)
             store(numbers + at, load(numbers + at) * load(weight.balance + at));
