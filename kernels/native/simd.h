@@ -337,6 +337,15 @@ inline float largest(Vec v) {
     return v[0];
 }
 
+template <int H = WIDTH / 2>
+inline int32_t largest(Ints v) {
+    if constexpr (H > 0) {
+        const Ints other = (Ints)shuffle_high<H>((Vec)v, (Vec)v);
+        return largest<H / 2>(other > v ? other : v);
+    }
+    return v[0];
+}
+
 // rows[i][j] becomes rows[j][i].
 template <int H = WIDTH / 2>
 inline void transpose(Vec* rows) {

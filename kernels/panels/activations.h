@@ -146,14 +146,17 @@ void round_row(const Weight& weight, const T* x, const Rounded& to) {
     }
 }
 
-// The sums of the groups of a token, from those of its segments.
-inline void add_groups(const Weight& weight, const float* values, float* sums) {
+// The sums of the groups of tokens, from those of their segments.
+inline void add_groups(const Weight& weight, const Activations& to, int64_t token, int64_t end) {
+    if (!to.values || weight.one_to_one()) return;
     const int64_t segments = weight.segments(), per_group = weight.segments_per_group();
-    for (int64_t group = 0; group < weight.groups; ++group) {
-        const int64_t end = std::min((group + 1) * per_group, segments);
-        sums[group] = 0;
-        for (int64_t segment = group * per_group; segment < end; ++segment) sums[group] += values[segment];
-    }
+    for (; token < end; ++token)
+        for (int64_t group = 0; group < weight.groups; ++group) {
+            const float* values = to.values + token * segments;
+            float& sum = to.sums[token * weight.groups + group] = 0;
+            const int64_t stop = std::min((group + 1) * per_group, segments);
+            for (int64_t segment = group * per_group; segment < stop; ++segment) sum += values[segment];
+        }
 }
 
 // The rows token .. end of activations; x is the first of them.
@@ -168,9 +171,6 @@ void round_rows(const Weight& weight, const T* x, int64_t stride, const Activati
             round_segments(x, step * segments, size, int32_t(weight.zero), out);
         else
             round_row(weight, x, out);
-        if (!to.values || weight.one_to_one()) continue;
-        for (int64_t row = token; row < token + step; ++row)
-            add_groups(weight, to.values + row * segments, to.sums + row * weight.groups);
     }
 }
 
@@ -214,6 +214,7 @@ void quantise(const Weight& weight, const Call& call, const Activations& to, int
     const T* x = static_cast<const T*>(call.x) + token * call.x_stride;
     const auto round = weight.turned ? round_turned<T> : round_rows<T>;
     round(weight, x, call.x_stride, to, token, end);
+    add_groups(weight, to, token, end);
 }
 
 }  // namespace

@@ -41,8 +41,7 @@ float largest_size(const float* x, int count) {
         const Ints bits = (Ints)v & 0x7fffffff;
         most = bits > most ? bits : most;
     });
-    int32_t bits = 0;
-    for (int lane = 0; lane < WIDTH; ++lane) bits = std::max(bits, most[lane]);
+    const int32_t bits = largest(most);
     if (bits > 0x7f7fffff) return NOT_A_NUMBER;
     float size;
     std::memcpy(&size, &bits, sizeof size);
@@ -53,9 +52,10 @@ inline Vec clip(Vec x, float low, float high) { return -larger(splat(-high), -la
 
 // The first `count` of WIDTH codes.
 inline void put_bytes(void* to, Ints codes, int count) {
+    if (count >= WIDTH) return store_bytes(static_cast<uint8_t*>(to), codes);
     uint8_t bytes[WIDTH];
     store_bytes(bytes, codes);
-    std::memcpy(to, bytes, std::min(WIDTH, count));
+    std::memcpy(to, bytes, count);
 }
 
 struct WriteInt8 {
@@ -168,7 +168,7 @@ void write_row(const S* from, int width, const Stored& stored, int64_t row) {
     if (stored.format == KV_BFLOAT16) return put_row(from, reinterpret_cast<bfloat16*>(codes), width);
     alignas(64) float x[MAX_HEAD_DIM + WIDTH];
     put_row(from, x, width);
-    std::memset(x + width, 0, WIDTH * sizeof(float));
+    store(x + width, Vec{});
     if (stored.turned) turn(x, width);
     if (stored.format == KV_FP8) write_scaled<WriteFloat8>(x, width, codes, scales);
     else if (stored.format == KV_INT8) write_scaled<WriteInt8>(x, width, codes, scales);
@@ -177,14 +177,14 @@ void write_row(const S* from, int width, const Stored& stored, int64_t row) {
 
 template <class T>
 void rotate_write(const Call& call, int64_t t) {
-    const float *cos = call.cos + t * call.half, *sin = call.sin + t * call.half;
+    const Angles<T> angles(call.cos + t * call.half, call.sin + t * call.half, call.half);
     T* out = static_cast<T*>(call.out) + t * call.query.heads * call.width;
     for (int64_t head = 0; head < call.query.heads; ++head)
-        turn_head(call.query.of<T>(t, head), cos, sin, call.half, call.width, out + head * call.width);
+        turn_head(call.query.of<T>(t, head), angles, call.half, call.width, out + head * call.width);
     alignas(64) T key[MAX_HEAD_DIM];
     const int64_t row = call.row(t);
     for (int64_t head = 0; head < call.key.heads; ++head) {
-        turn_head(call.key.of<T>(t, head), cos, sin, call.half, call.width, key);
+        turn_head(call.key.of<T>(t, head), angles, call.half, call.width, key);
         write_row(key, int(call.width), call.keys, row + head * call.head_step);
         write_row(call.value.of<T>(t, head), int(call.width), call.values,
                   row + head * call.head_step);
