@@ -188,6 +188,19 @@ class MedusaSpeculation(Section):
     policy: FeedPolicy = "always"
 
 
+class PredictionSpeculation(Section):
+    """The layer that a checkpoint ships to predict a further token (multi-token prediction)."""
+
+    kind: Literal["mtp"] = Field(description="a layer of the checkpoint itself; MiMo has one")
+    tokens: int = Field(
+        1, ge=1, le=8, description="longest draft; beyond the first token the layer reads its own state"
+    )
+    policy: FeedPolicy = "always"
+
+
+Speculations = DraftSpeculation | MedusaSpeculation | PredictionSpeculation
+
+
 class EngineSettings(Section):
     """How the machine is used. Nothing here changes what the answers are meant to be."""
 
@@ -219,12 +232,13 @@ class EngineSettings(Section):
         description="most answers under way at once; auto: as max_batch_tokens; without a job: 256, on a GPU 1024",
     )
     prefix_sharing: bool = Field(True, description="compute a prefix that rows share once; false is for measurements")
-    speculation: Literal["auto", "off", "ngram", "suffix", "layer_skip"] | DraftSpeculation | MedusaSpeculation = Field(
+    speculation: Literal["auto", "off", "ngram", "suffix", "layer_skip"] | Speculations = Field(
         "auto",
         description="guesses at several tokens per step, which change no answer; off; ngram: from the row's own text; "
         "suffix: also from finished answers; auto: suffix, as far as measured step times say it pays; "
         "layer_skip: from the model's first layers; {kind: draft, model: PATH, tokens: 4}: from a smaller model; "
-        "{kind: medusa, path: PATH}: from heads trained for the model (batchgen heads)",
+        "{kind: medusa, path: PATH}: from heads trained for the model (batchgen heads); "
+        "{kind: mtp}: from the layer for it that the checkpoint ships",
     )
 
     @field_validator("device")

@@ -124,7 +124,7 @@ class Decoder:
         self._rope = Rope(spec.rope, spec.context_length, embedding.device, kernels)
         build = _Builder(spec, parts, kernels)
         self._layers = [(build.attention(index), build.mlp(index)) for index in range(spec.num_layers)]
-        self._norm = build.norm("norm")
+        self.final_norm = build.norm("norm")
 
     def kv_shape(self, kv_cache: str = "auto") -> KVShape:
         """What a cached token takes in a KV format (a key of `kv_format.FORMATS`); auto: the compute dtype."""
@@ -143,9 +143,9 @@ class Decoder:
     def forward_through(self, num_layers: int, batch: Batch, pages: KVPages) -> Tensor:
         """The same behind the first layers only, as if the others were not there."""
         layers = self._layers[:num_layers]
-        next_norms = [*(attention.norm for attention, _ in layers[1:]), self._norm]
-        residual = self._embedding.rows(batch.tokens)
-        rotary = self._rope.rows(batch.positions, batch.rope_choice)
+        next_norms = [*(attention.norm for attention, _ in layers[1:]), self.final_norm]
+        residual = self.embedded(batch.tokens)
+        rotary = self.rotary(batch)
         normed = layers[0][0].norm(residual)
         for index, ((attention, mlp), next_norm) in enumerate(zip(layers, next_norms, strict=True)):
             attended = attention(normed, batch, rotary, pages.layer(index))
@@ -153,6 +153,14 @@ class Decoder:
                 residual, attended = (self._kernels.take_rows(x, batch.sampled) for x in (residual, attended))
             normed = next_norm.after(residual, mlp(mlp.norm.after(residual, attended)))
         return normed
+
+    def embedded(self, tokens: Tensor) -> Tensor:
+        """[T] -> [T, H], new."""
+        return self._embedding.rows(tokens)
+
+    def rotary(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Cosines and sines for the batch's tokens."""
+        return self._rope.rows(batch.positions, batch.rope_choice)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] -> [R, V] float32."""

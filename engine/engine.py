@@ -113,8 +113,8 @@ class Engine:
             pages = KVPages(shape, num_blocks + executor.scrap_blocks, block_size, device)
             return Runner(model, ops, pages, sampler, sharing, executor)
 
-        shapes = (shape, *(decoder.kv_shape() for decoder in drafting.decoders))
-        self._num_blocks = self._kv_blocks(runner, sum(one.bytes_per_token for one in shapes) * block_size)
+        block_bytes = (shape.bytes_per_token + drafting.bytes_per_token) * block_size
+        self._num_blocks = self._kv_blocks(runner, block_bytes)
         self.bounds = RowBounds(model, vocabulary, self._num_blocks * block_size, block_size, ends, self.grammars)
         self._runner = runner(self._num_blocks, EXECUTORS[device.type]())
         self._draft_models = draft_models(model, self._runner, drafting, settings)

@@ -4,7 +4,7 @@ Knows how a step is launched, not how it was chosen; a step that raises is split
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, chain, islice, pairwise
 from typing import Protocol
@@ -41,14 +41,27 @@ class Model(Head, Protocol):
 class Observer(Protocol):
     """Is shown what each step leaves behind."""
 
-    def saw(self, feeds: list[Feed], hidden: Tensor) -> None:
-        """`hidden` [R, H]: the final-normed states at the points of the feeds, in their order."""
+    @property
+    def sees_all(self) -> bool:
+        """It wants the states of all tokens that are fed, not those alone at which something is drawn."""
+        ...
+
+    def copied(self, pairs: list[tuple[int, int]]) -> None:
+        """Blocks were copied, (source, destination) each."""
+
+    def saw(self, feeds: list[Feed], batch: Batch, hidden: Tensor) -> None:
+        """`hidden` [R, H]: the final-normed states of `batch.sampled`, good until the next step."""
 
 
 class NoObserver:
     """Nobody looks."""
 
-    def saw(self, feeds: list[Feed], hidden: Tensor) -> None:
+    sees_all = False
+
+    def copied(self, pairs: list[tuple[int, int]]) -> None:
+        return None
+
+    def saw(self, feeds: list[Feed], batch: Batch, hidden: Tensor) -> None:
         return None
 
 
@@ -99,6 +112,7 @@ class Runner:
         """Starts the step; what is returned waits for it, and gives one list per feed."""
         self._link.bind()  # another engine of this thread may have run since
         self.pages.copy_blocks(step.copies)
+        self.observer.copied(step.copies)
         self.latest = parts = self._isolate(step.feeds)
         return lambda: [drawn for part in parts for drawn in part.wait()]
 
@@ -107,12 +121,20 @@ class Runner:
         """Starts the feeds as one forward pass; raises whatever stands in the way."""
         points, batch = [feed.points for feed in feeds], self._batch(feeds)
         self.sampler.prepare([point for some in points for point in some])
-        hidden = self.executor.forward(self.model, batch, self.pages)
+        hidden = self._states(feeds, batch)
         draws = draw_in_parts(self.sampler, self.model, [point for some in points for point in some], hidden)
-        self.observer.saw(feeds, hidden)
         ends = accumulate(len(some) for some in points)
         rows = {feed.sequence: end - 1 for feed, end, some in zip(feeds, ends, points, strict=True) if some}
         return Part(rows, draws.tokens, partial(_grouped, draws.wait, [len(some) for some in points]))
+
+    def _states(self, feeds: list[Feed], batch: Batch) -> Tensor:
+        """[R, H] of `batch.sampled`; the observer is shown them, or those of all tokens."""
+        count, device = len(batch.tokens), batch.tokens.device
+        wider = self.observer.sees_all and len(batch.sampled) < count
+        shown = replace(batch, sampled=torch.arange(count, device=device)) if wider else batch
+        hidden = self.executor.forward(self.model, shown, self.pages)
+        self.observer.saw(feeds, shown, hidden)
+        return hidden[batch.sampled] if wider else hidden
 
     def _isolate(self, feeds: list[Feed]) -> list[Part]:
         """Starts the feeds; when that raises, each half by itself, down to the one row that is at fault.

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from batchgen.engine.config import HEADS_FILES, SELF, DraftSpeculation
+from batchgen.engine.config import HEADS_FILES, SELF, DraftSpeculation, PredictionSpeculation
 from batchgen.pipeline.chat import ChatTemplate
 from batchgen.pipeline.files import find_files
 from batchgen.pipeline.place import is_url, names_of, place
@@ -88,7 +88,7 @@ def check_files(job: Job) -> None:
 def _require_drafter(job: Job) -> None:
     """What `engine.speculation` names must be there, and be a model or heads as it says."""
     chosen = job.engine.speculation
-    if isinstance(chosen, str):
+    if isinstance(chosen, str | PredictionSpeculation):  # the last is a part of the model
         return
     key, value = ("model", chosen.model) if isinstance(chosen, DraftSpeculation) else ("path", chosen.path)
     if value == SELF or ("/" in value and not is_local(value, job.base)):

@@ -278,8 +278,8 @@ class Job(Section):
         if isinstance(chosen, str):
             return chosen
         values = chosen.model_dump()
-        key = "model" if "model" in values else "path"
-        return {**values, key: values[key] if values[key] == SELF else local_or_hub(values[key], self._base)}
+        named = {key: values[key] for key in ("model", "path") if values.get(key, SELF) != SELF}
+        return values | {key: local_or_hub(path, self._base) for key, path in named.items()}
 
 
 def in_one_line(error: ValidationError) -> str:

@@ -15,6 +15,7 @@ from torch.nn.functional import silu
 
 from ...kernels import Kernels
 from ...kernels.sampling import Filters
+from ..batch import Batch
 from ..checkpoint import ModelError, resolve
 from ..config import HEADS_FILES
 from ..decoder import Decoder, LinearHead
@@ -125,11 +126,19 @@ def _head(
 class LastStates:
     """Watches the target's runner: the hidden states that the last step drew from, and where they stand."""
 
+    sees_all = False
+
     def __init__(self) -> None:
         self._hidden = torch.empty(0)
         self._places: dict[Sequence, tuple[int, range]] = {}  # position of the first point, and rows of `hidden`
 
-    def saw(self, feeds: list[Feed], hidden: Tensor) -> None:
+    def copied(self, pairs: list[tuple[int, int]]) -> None:
+        return None
+
+    def clear(self) -> None:
+        self._hidden, self._places = torch.empty(0), {}
+
+    def saw(self, feeds: list[Feed], batch: Batch, hidden: Tensor) -> None:
         """Of a step that was split around a fault only the last part is kept: the others miss one draft."""
         self._hidden, self._places = hidden, {}
         row = 0
@@ -163,7 +172,7 @@ class RunningHeads:
         return len(self.heads)
 
     def reset(self) -> None:
-        self.states.saw([], torch.empty(0))
+        self.states.clear()
 
     def sees(self, sequence: Sequence) -> bool:
         return self.states.row(sequence) is not None

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 
 from ...kernels import Kernels
 from ..checkpoint import Checkpoint, ModelError, open_checkpoint
-from ..config import SELF, DraftSpeculation, EngineSettings, MedusaSpeculation
+from ..config import SELF, DraftSpeculation, EngineSettings, MedusaSpeculation, PredictionSpeculation
 from ..decoder import Decoder, EarlyExit, load_decoder
 from ..kv import KVPages
 from ..runner import Runner
 from ..tokenizer import Tokenizer, load_tokenizer
 from .heads import MedusaHead, RunningHeads, load_heads
 from .layer_skip import exits_of
+from .prediction import Prediction, PredictionLayer, PredictionRunner, TokenStates, load_prediction_layer
 from .table import DraftModels
 
 
@@ -23,6 +24,14 @@ class DraftWeights:
 
     decoders: tuple[Decoder, ...] = ()
     heads: tuple[MedusaHead, ...] = ()
+    prediction: PredictionLayer | None = None
+
+    @property
+    def bytes_per_token(self) -> int:
+        """What is kept for a token beside the target's keys and values."""
+        kept = sum(decoder.kv_shape().bytes_per_token for decoder in self.decoders)
+        layer = self.prediction
+        return kept if layer is None else kept + layer.shape.bytes_per_token + layer.state_bytes
 
 
 NO_WEIGHTS = DraftWeights()
@@ -31,13 +40,15 @@ NO_WEIGHTS = DraftWeights()
 def load_draft_weights(
     settings: EngineSettings, target: Decoder, checkpoint: Checkpoint, tokenizer: Tokenizer, ops: Kernels
 ) -> DraftWeights:
-    """The model or heads that `engine.speculation` names, if any. Raises ModelError when they do not fit."""
+    """What `engine.speculation` names to be read, if anything. Raises ModelError when it does not fit."""
     chosen = settings.speculation
     try:
         if isinstance(chosen, MedusaSpeculation):
             return DraftWeights(heads=load_heads(chosen.path, target, ops))
         if isinstance(chosen, DraftSpeculation):
             return DraftWeights((_load_decoder(chosen.model, target, checkpoint, tokenizer, ops),))
+        if isinstance(chosen, PredictionSpeculation):
+            return DraftWeights(prediction=load_prediction_layer(checkpoint, target, ops))
     except ModelError as error:
         raise ModelError(f"engine.speculation: {str(error).removeprefix('model.path: ')}") from None
     return NO_WEIGHTS
@@ -81,7 +92,7 @@ def require_exits(settings: EngineSettings, num_layers: int) -> None:
 def draft_models(target: Decoder, runner: Runner, weights: DraftWeights, settings: EngineSettings) -> DraftModels:
     """What drafters may run, over the target's pages, or over own ones behind the same block ids.
 
-    Heads make the runner show its hidden states.
+    Heads and layers that predict make the runner show its hidden states.
     """
     layers = target.spec.num_layers
     exits = {exit_: replace(runner, model=EarlyExit(target, exit_)) for exit_ in exits_of(layers)}
@@ -91,8 +102,20 @@ def draft_models(target: Decoder, runner: Runner, weights: DraftWeights, setting
         own = KVPages(decoder.kv_shape(), pages.num_blocks, pages.block_size, target.device)
         model = replace(runner, model=decoder, pages=own)
         return DraftModels(layers, exits, model, settings.speculation.tokens, decoder.spec.context_length)
+    if weights.prediction is not None:
+        assert isinstance(settings.speculation, PredictionSpeculation)
+        model = _prediction_runner(weights.prediction, target, runner)
+        return DraftModels(layers, exits, model, settings.speculation.tokens, target.spec.context_length)
     if not weights.heads:
         return DraftModels(layers, exits)
     heads = RunningHeads(weights.heads, runner.sampler)
     runner.observer = heads.states
     return DraftModels(layers, exits, heads=heads)
+
+
+def _prediction_runner(layer: PredictionLayer, target: Decoder, runner: Runner) -> Runner:
+    """Runs the layer over keys of its own, and the states that the target's runner shows from now on."""
+    pages = runner.pages
+    own = KVPages(layer.shape, pages.num_blocks, pages.block_size, target.device)
+    states = runner.observer = TokenStates(target, pages.num_blocks, pages.block_size)
+    return PredictionRunner(Prediction(layer, states), runner.kernels, own, runner.sampler, runner.sharing)

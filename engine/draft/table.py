@@ -52,6 +52,7 @@ KINDS: dict[str, Callable[[DraftModels], Drafter]] = {
     "layer_skip": lambda models: LayerSkipDrafter(models.exits, models.num_layers),
     "draft": _model_drafter,
     "medusa": _medusa_drafter,
+    "mtp": _model_drafter,
 }
 POLICIES: dict[str, Callable[[], Policy]] = {"always": Eager, "auto": Controller}
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from ..spec import ModelError, ModelSpec
 from ..weights.schemes import scheme
-from . import llama, mistral, qwen2, qwen3
+from . import llama, mimo, mistral, qwen2, qwen3
 from .names import WeightPlan
 
 
@@ -22,6 +22,7 @@ class Architecture(Protocol):
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": llama,
+    "mimo": mimo,
     "mistral": mistral,
     "qwen2": qwen2,
     "qwen3": qwen3,

@@ -45,16 +45,22 @@ def dense_weights(spec: ModelSpec) -> WeightPlan:
     }
     linears = {"head": (vocab, hidden)}
     for index in range(spec.num_layers):
-        places.update(_layer_vectors(spec, index))
-        for part, inputs, projections, bias in _layer_linears(spec):
-            target = f"layers.{index}.{part}"
-            places.update(_rows(f"model.layers.{index}", target, inputs, projections, bias))
-            linears[target] = (sum(rows for _, rows in projections), inputs)
+        more_places, more_linears = layer_weights(spec, f"model.layers.{index}", f"layers.{index}")
+        places |= more_places
+        linears |= more_linears
     return WeightPlan(places, linears, _SKIP)
 
 
-def _layer_vectors(spec: ModelSpec, index: int) -> Iterator[tuple[str, Place]]:
-    source, target = f"model.layers.{index}", f"layers.{index}"
+def layer_weights(spec: ModelSpec, source: str, target: str) -> tuple[dict[str, Place], dict[str, tuple[int, int]]]:
+    """Places and linears of one layer: its tensors are called `source`.*, its parts `target`.*."""
+    places, linears = dict(_layer_vectors(spec, source, target)), {}
+    for part, inputs, projections, bias in _layer_linears(spec):
+        places.update(_rows(source, f"{target}.{part}", inputs, projections, bias))
+        linears[f"{target}.{part}"] = (sum(rows for _, rows in projections), inputs)
+    return places, linears
+
+
+def _layer_vectors(spec: ModelSpec, source: str, target: str) -> Iterator[tuple[str, Place]]:
     yield f"{source}.input_layernorm.weight", Place(f"{target}.attention_norm", 0, (spec.hidden_size,))
     yield f"{source}.post_attention_layernorm.weight", Place(f"{target}.mlp_norm", 0, (spec.hidden_size,))
     if spec.query_key_norm:

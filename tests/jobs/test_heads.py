@@ -183,6 +183,7 @@ def test_heads_that_are_not_there_end_a_job_in_one_line(
         ({"kind": "medusa", "path": "nowhere"}, "engine.speculation.path: nowhere does not exist"),
         ({"kind": "medusa", "path": "."}, "engine.speculation.path: . has none of medusa_lm_head.safetensors"),
         ({"kind": "draft", "model": "./nowhere"}, "engine.speculation.model: ./nowhere does not exist"),
+        ({"kind": "mtp", "path": "trained"}, "engine.speculation.path: unknown key"),
         ({"kind": "draft", "model": "trained"}, "model: trained holds Medusa heads and no model; write {kind: medusa"),
     ],
 )

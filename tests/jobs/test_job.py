@@ -65,7 +65,7 @@ def test_the_contracts_own_example(tmp_path: Path) -> None:
         ("prompt.messages", [{"role": "user"}], "messages[0].content: is missing"),
         ("prompt.messages", [{"role": "user", "content": "x", "nmae": 1}], "messages[0].nmae: unknown key"),
         ("engine.speculation", "fast", "must be auto, off, ngram, suffix or layer_skip or a mapping, got 'fast'"),
-        ("engine.speculation", {"kind": "fast"}, "speculation.kind: must be draft or medusa, got 'fast'"),
+        ("engine.speculation", {"kind": "fast"}, "speculation.kind: must be draft or medusa or mtp, got 'fast'"),
         ("engine.speculation", {"model": "self"}, "speculation.kind: is missing"),
         ("engine.speculation", {"kind": "medusa"}, "speculation.path: is missing"),
         (
