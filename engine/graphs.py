@@ -99,8 +99,12 @@ class CudaRecorder:
             current.wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         captured = torch.cuda.graph(graph, pool=self._pool, stream=aside, capture_error_mode="thread_local")
-        with torch.cuda.stream(current), captured:  # a capture that fails may leave its own stream the current one
-            out = call()
+        try:
+            with torch.cuda.stream(current), captured:  # a capture that fails may leave its own stream the current one
+                out = call()
+        except BaseException:
+            self._pool = torch.cuda.graph_pool_handle()  # that of a void capture is never ended, and takes no other
+            raise
 
         def replay(count: int) -> Tensor:
             graph.replay()

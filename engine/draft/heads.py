@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
@@ -20,6 +21,7 @@ from ..checkpoint import ModelError, resolve
 from ..config import HEADS_FILES
 from ..decoder import Decoder, LinearHead
 from ..linear import DenseLinear
+from ..link import Link
 from ..runner import draw_in_parts
 from ..sampling import Sampler
 from ..sequence import Drawn, Feed, Sequence, Step
@@ -153,10 +155,9 @@ class LastStates:
         place = len(sequence.tokens) - 2 - first
         return rows[place] if 0 <= place < len(rows) else None
 
-    def of(self, sequences: list[Sequence]) -> Tensor:
-        """[len(sequences), H]."""
-        rows = [self.row(sequence) for sequence in sequences]
-        return self._hidden[torch.tensor(rows, device=self._hidden.device)]
+    def of(self, sequences: list[Sequence], link: Link) -> Tensor:
+        """[len(sequences), H]; the device is not waited for."""
+        return self._hidden[link.to_device(np.array([self.row(sequence) for sequence in sequences], np.int64))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +184,6 @@ class RunningHeads:
         (number,) = {len(feed.draft) for feed in step.feeds}
         points = [point for feed in step.feeds for point in feed.points]
         self.sampler.prepare(points)
-        hidden = self.states.of([feed.sequence for feed in step.feeds])
+        hidden = self.states.of([feed.sequence for feed in step.feeds], self.sampler.link)
         draws = draw_in_parts(self.sampler, self.heads[number], points, hidden)
         return [[one] for one in draws.wait()]

@@ -131,7 +131,8 @@ def launches(
         chosen = tiles.choose(pages, query.dtype, is_wide)
         variant = make_variant(query, pages, layout.geometry, masking, is_wide, chosen)
         arguments = (
-            *(query, out, partials, sums, *addresses(pages.keys), *addresses(pages.values), tasks, *lists),
+            *(query, out, partials, sums, *addresses(pages.keys)),
+            *(*addresses(pages.values, pairs=variant.value_side.pairs), tasks, *lists),
             *(query.stride(0), query.stride(1), pages.head_step, pages.block_step, inner, outer, masking.window or 0),
             masking.sinks,
         )

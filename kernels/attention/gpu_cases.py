@@ -73,6 +73,10 @@ SMALL = Op(
             for name in format_cases.QUANTISED
             for width in (64, 80, 128, 256)
         ),
+        *(
+            case("narrow heads of 80", decode(2, 40), (name, name), Shape(3, 1, 80), path=[(NARROW, 2)])
+            for name in ("fp8", "int8")
+        ),
         case("pair", prefill(70, 20), ("int4", "fp8"), Shape(2, 1, 48, window=30), path=[(WIDE, 1)]),
         case("pair", decode(2, 70), ("bfloat16", "int4"), Shape(2, 1, 128, softcap=3.0), path=[(NARROW, 2)]),
     ),

@@ -79,12 +79,17 @@ def attend(
         state = walk(state, whole, begin, q0, q1, pages, where, scale, softcap, False, V)
     state = walk(state, begin, end, q0, q1, pages, where, scale, softcap, True, V)
     place = tl.load(places + entry, mask=live, other=-1).to(tl.int64)
+    if q0.dtype.primitive_bitwidth == 16 and not V.value_side.halves:  # others have no registers for a second reading
+        row = tl.load(rows + entry, mask=live, other=0, volatile=True).to(tl.int64)  # else it is kept on the stack
     finish(state, live, row * V.heads + query_head, place, query_head, out, partials, sums, sinks, V)
 
 
 @triton.jit
 def fresh(V: tl.constexpr):
-    """Largest score, sum of weights, weighed sums of the value's parts and of the least numbers of those."""
+    """Largest score, sum of weights, weighed sums of the value's parts and of the least numbers of those.
+
+    Sums of a part that there is not, and least numbers that formats do not have, stay as they are.
+    """
     nothing = tl.full([V.rows], 0.0, tl.float32)
     values = tl.full([V.rows, V.value_side.padded], 0.0, tl.float32)
     return tl.full([V.rows], float("-inf"), tl.float32), nothing, values, values, nothing, nothing
@@ -176,9 +181,9 @@ def add_values(
         first = weights * load_scale(scales, slot, inside, 0, S, MASKED)[None, :]
     numbers = part_numbers(read, scales, slot, inside, 0, dtype, S)
     acc0 = tl.dot(first.to(dtype), numbers, acc0, input_precision="tf32x3")
-    if S.halves:
-        second = weights
-        if S.folds:
+    if S.parts == 2:
+        second = first if S.pairs else weights
+        if S.folds and S.halves:
             groups: tl.constexpr = S.num_scales // 2
             second = weights * load_scale(scales, slot, inside, groups - 1, S, MASKED)[None, :]
             least = load_scale(scales, slot, inside, groups, S, MASKED)
@@ -202,7 +207,7 @@ def finish(state, live, out_row, place, query_head, out, partials, sums, sinks, 
     share = tl.where(total == 0.0, 0.0, 1.0 / whole)
     partial_row = place * V.heads + query_head
     store_part(acc0, least0, share, out_row, partial_row, live, kept, out, partials, 0, V)
-    if V.value_side.halves:
+    if V.value_side.parts == 2:
         store_part(acc1, least1, share, out_row, partial_row, live, kept, out, partials, 1, V)
     tl.store(sums + partial_row, tl.where(total == 0.0, float("-inf"), most + tl.log2(total) - V.raised), mask=kept)
 
@@ -210,7 +215,7 @@ def finish(state, live, out_row, place, query_head, out, partials, sums, sinks, 
 @triton.jit
 def store_part(acc, least, share, out_row, partial_row, live, kept, out, partials, PART: tl.constexpr, V: tl.constexpr):
     column = tl.arange(0, V.value_side.padded)
-    element = PART * V.value_side.part_width + column
+    element = PART * V.value_side.begin + column * V.value_side.spread
     within = (column < V.value_side.part_width) & (element < V.width)
     result = ((acc + least[:, None]) * share[:, None]).to(out.dtype.element_ty)
     to_out = out + out_row[:, None] * V.width + element[None, :]

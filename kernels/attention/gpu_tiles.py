@@ -44,4 +44,6 @@ def make_variant(
 def _side(pages: Pages, device: torch.device, wide: bool, *, keys: bool) -> Stored:
     """How a side is read. The interpreter knows no assembly; what int8 has takes registers that wide tiles lack."""
     assembly = device.type != "cpu" and not (wide and pages.format.name == "int8")
-    return stored(pages.format, pages.head_dim, keys=keys, assembly=assembly, moved=not wide and not keys)
+    transposed = not wide and not keys
+    pairs = transposed and pages.format.scaled and not pages.format.packed and pages.head_dim % 2 == 0
+    return stored(pages.format, pages.head_dim, keys=keys, assembly=assembly, moved=transposed, pairs=pairs)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 Path = Literal["tiles", "split", "dense", "library"]
 LEAST_STEPS = 4  # of a program, where inputs are split
-PROGRAMS_PER_MULTIPROCESSOR = 2  # that a split aims at
+PROGRAMS_PER_MULTIPROCESSOR = 2  # that a split aims at, of tiles that leave room for a second
+ROOMY = 64 * 128  # numbers of such a tile at most
 LARGEST_SPLIT = 32
 ALIGNED = 16  # outputs and inputs of the library's products
 LEAST_TOKENS = 17  # of its product of whole numbers
@@ -49,17 +50,11 @@ class Choice:
 
 
 UNBOUNDED = 1 << 62
-MIXED = (  # codes of 4 bits, activations as 8-bit floats, one scale a step
+MIXED = (  # codes of 4 bits, activations as 8-bit floats
     (16, Choice("split", 16, 128, 4, 4)),
     (32, Choice("split", 32, 128, 4, 4)),
     (64, Choice("split", 64, 128, 8, 4)),
-    (1024, Choice("tiles", 128, 128, 8, 3)),
-    (UNBOUNDED, Choice("dense")),
-)
-SHORT = (  # the same for shorter groups, or one
-    (16, Choice("split", 16, 128, 4, 4)),
-    (32, Choice("split", 32, 128, 4, 4)),
-    (1024, Choice("split", 64, 128, 8, 4)),
+    (1024, Choice("split", 128, 128, 8, 3)),
     (UNBOUNDED, Choice("dense")),
 )
 # By kind of product, up to so many tokens the choice.
@@ -76,7 +71,6 @@ TABLES: dict[str, tuple[tuple[int, Choice], ...]] = {
         (UNBOUNDED, Choice("dense")),
     ),
     **dict.fromkeys(("mixed", "mixed sums"), MIXED),
-    **dict.fromkeys(("short", "short sums"), SHORT),
     "narrow": (  # codes of 8 bits on both sides, one scale for each output
         (16, Choice("split", 16, 128, 4, 4)),
         (64, Choice("split", 64, 128, 4, 4)),
@@ -125,7 +119,8 @@ class Choices:
             return choice
         tiles = max(1, -(-tokens // choice.tokens) * -(-outputs // choice.outputs))
         steps = -(-inputs // step)
-        wanted = self.chip.multiprocessors * PROGRAMS_PER_MULTIPROCESSOR // tiles
+        at_once = PROGRAMS_PER_MULTIPROCESSOR if choice.tokens * choice.outputs <= ROOMY else 1
+        wanted = self.chip.multiprocessors * at_once // tiles
         splits = max(1, min(wanted, steps // LEAST_STEPS, LARGEST_SPLIT))
         splits = -(-steps // -(-steps // splits))  # the steps of a part are whole: none is left without
         return replace(choice, path="split" if splits > 1 else "tiles", splits=splits)
@@ -138,8 +133,7 @@ def wide(choices: Choices, weight: "GroupedWeight", tokens: int) -> Choice:
 
 def mixed(choices: Choices, weight: "GroupedWeight", tokens: int) -> Choice:
     """For codes of 4 bits and activations as 8-bit floats."""
-    table = "mixed" if weight.form.grouped and weight.form.scales == 1 else "short"
-    return choices.choose(table if weight.minimum is None else f"{table} sums", weight, tokens)
+    return choices.choose("mixed" if weight.minimum is None else "mixed sums", weight, tokens)
 
 
 def narrow(choices: Choices, weight: "GroupedWeight", tokens: int, numbers: str, dtype: torch.dtype) -> Choice:

@@ -14,6 +14,8 @@ from .choice import TILE_TOKENS
 from .gpu_operands import column, operand
 
 LARGEST_TILE = tl.constexpr(TILE_TOKENS[-1])
+CHAINS = tl.constexpr(16)  # whose sums are multiplied at once
+MANY = 64 * 128  # numbers of a tile from which on a product of sums costs less than to add them chain by chain
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,11 @@ class Variant:
         return self.minimum or (self.nibbles and self.floats)
 
     @property
+    def behind(self) -> bool:
+        """Sums are added behind the loop."""
+        return self.sums and self.grouped and self.tokens * self.outputs >= MANY
+
+    @property
     def below(self) -> int:
         """What is still to be taken from codes."""
         return self.zero if self.nibbles and self.floats else 0
@@ -88,6 +95,8 @@ def multiply(
         least = minimum + (first * outputs + known_row)[:, None] * V.scales + chain
         filled = (tokens + LARGEST_TILE - 1) // LARGEST_TILE * LARGEST_TILE
         result = sum_of_chains(first, last, operands, factor, least, outputs, terms, token, filled, V)
+        if V.behind:
+            result = add_sums(result, first, last, scale, minimum, known_row, outputs, terms, token, filled, V)
     else:
         whole = plain_sum(first, last, operands, V)
         result = scaled_once(whole, scale, minimum, terms, known_row, known_token, token < tokens, V)
@@ -165,15 +174,16 @@ def sum_of_chains(first, last, operands, factor, least, outputs, terms, token, f
     code, number, place, inputs, plane_stride, words_per_step = operands
     PLANES: tl.constexpr = V.planes
     total = tl.full([V.outputs, V.tokens], 0.0, tl.float32)
+    SUMS: tl.constexpr = V.sums and not V.behind
     next_factors = tl.load(factor)
-    if V.minimum:
+    if SUMS and V.minimum:
         next_least = tl.load(least)
     for step in range(first, last):
         more = step + 1 < last
         factors = next_factors
         factor += outputs * V.scales
         next_factors = tl.load(factor, mask=more, other=0.0)
-        if V.minimum:
+        if SUMS and V.minimum:
             smallest = next_least
             least += outputs * V.scales
             next_least = tl.load(least, mask=more, other=0.0)
@@ -183,24 +193,56 @@ def sum_of_chains(first, last, operands, factor, least, outputs, terms, token, f
             numbers = load_numbers(number, place, inputs, step, plane, V)
             weights = operand(words, plane, V)
             if plane % V.chain == 0:
-                if V.sums or V.scaled:
+                if SUMS or V.scaled:
                     by_token = tl.load(terms + (step * V.scales + plane // V.chain) * filled + token)[None, :]
                 product = tl.dot(weights, numbers, input_precision="ieee")
             else:
                 product = tl.dot(weights, numbers, product, input_precision="ieee")
             if plane % V.chain == V.chain - 1:
                 by_row = column(factors, plane // V.chain, V.scales, V.outputs)[:, None]
-                if V.below:
+                if SUMS and V.below:
                     product -= V.below * by_token
                 if V.scaled:
                     total += product * (by_row * by_token)
                 else:
                     total += product * by_row
-                if V.minimum:
+                if SUMS and V.minimum:
                     total += column(smallest, plane // V.chain, V.scales, V.outputs)[:, None] * by_token
         code += words_per_step
         number += V.planes * V.width
     return total
+
+
+@triton.jit
+def add_sums(total, first, last, scale, minimum, row, outputs, terms, token, filled, V: tl.constexpr):
+    """The total and what belongs to the sums of activations: minima times these, or scales times what codes count from.
+
+    A product of few inputs behind the loop; in it these would be as many instructions as the scales. Matrix units take
+    the upper part of a float32, which is all of a scale of 16 bits; sums go there in two parts.
+    """
+    lane = tl.arange(0, CHAINS)
+    end = last * V.scales
+    for begin in range(first * V.scales, end, CHAINS):
+        chain = begin + lane
+        place = (chain // V.scales * outputs)[None, :] + row[:, None]
+        place = place * V.scales + (chain % V.scales)[None, :]
+        if V.minimum:
+            factors = tl.load(minimum + place, mask=(chain < end)[None, :], other=0.0).to(tl.float32)
+        else:
+            factors = tl.load(scale + place, mask=(chain < end)[None, :], other=0.0).to(tl.float32) * -V.below
+        sums = tl.load(terms + chain[:, None] * filled + token[None, :], mask=(chain < end)[:, None], other=0.0)
+        high = upper_part(sums)
+        if scale.dtype.element_ty.primitive_bitwidth > 16:
+            total = tl.dot(factors - upper_part(factors), high, total, input_precision="tf32")
+        total = tl.dot(factors, sums - high, total, input_precision="tf32")
+        total = tl.dot(factors, high, total, input_precision="tf32")
+    return total
+
+
+@triton.jit
+def upper_part(numbers):
+    """What matrix units take of float32: the sign, the exponent and ten bits."""
+    return (numbers.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
 
 
 @triton.jit

@@ -14,6 +14,10 @@ from torch import Tensor
 
 from . import GROUP, KVFormat, Pages, turn_width
 from .gpu_assembly import (
+    FIRST_FP8_TO_BFLOAT16,
+    FIRST_FP8_TO_FLOAT16,
+    FIRST_INT8_TO_BFLOAT16,
+    FIRST_INT8_TO_FLOAT16,
     FP8_TO_BFLOAT16,
     FP8_TO_FLOAT16,
     HIGH_TO_BFLOAT16,
@@ -22,6 +26,10 @@ from .gpu_assembly import (
     INT8_TO_FLOAT16,
     LOW_TO_BFLOAT16,
     LOW_TO_FLOAT16,
+    SECOND_FP8_TO_BFLOAT16,
+    SECOND_FP8_TO_FLOAT16,
+    SECOND_INT8_TO_BFLOAT16,
+    SECOND_INT8_TO_FLOAT16,
 )
 
 FP8, INT8, INT4 = tl.constexpr(2), tl.constexpr(3), tl.constexpr(4)
@@ -35,7 +43,7 @@ class Stored:
 
     format: int
     width: int  # D
-    part_width: int  # elements of a part: of the whole vector, or of half an int4 vector
+    part_width: int  # elements of a part: of the whole vector, or of one of its two parts
     padded: int  # the same as a power of two
     scaled: bool
     folds: bool  # every part has one scale alone
@@ -45,16 +53,34 @@ class Stored:
     turn_factor: float  # what makes a turn orthonormal, as float32
     assembly: bool  # compiled for a device, not interpreted
     moved: bool  # numbers are made where codes are loaded, and moved to where products want them
+    pairs: bool  # codes of a byte are read by two, the first ones as one part and the second ones as another
 
     @property
     def halves(self) -> bool:
         """A byte holds two numbers half a vector apart, which are read as two parts."""
         return self.format == 4
 
+    @property
+    def parts(self) -> int:
+        """How many products a vector is read in."""
+        return 2 if self.halves or self.pairs else 1
 
-def stored(format: KVFormat, head_dim: int, *, keys: bool, assembly: bool, moved: bool = False) -> Stored:
+    @property
+    def spread(self) -> int:
+        """From an element of a part to its next, in elements of the vector."""
+        return 2 if self.pairs else 1
+
+    @property
+    def begin(self) -> int:
+        """The first element of the second part."""
+        return 1 if self.pairs else self.part_width
+
+
+def stored(
+    format: KVFormat, head_dim: int, *, keys: bool, assembly: bool, moved: bool = False, pairs: bool = False
+) -> Stored:
     """The constants for vectors of a format, which are keys or values."""
-    width = format.width(head_dim)
+    width = format.width(head_dim) // (2 if pairs else 1)
     turns = turn_width(head_dim) if keys and format.turned else 0
     folds = format.scaled and (not format.packed or head_dim <= GROUP or head_dim == 2 * GROUP)
     return Stored(
@@ -70,12 +96,14 @@ def stored(format: KVFormat, head_dim: int, *, keys: bool, assembly: bool, moved
         turn_factor=float(np.float32(1) / np.sqrt(np.float32(max(turns, 1)))),
         assembly=assembly,
         moved=moved,
+        pairs=pairs,
     )
 
 
-def addresses(pages: Pages) -> tuple[Tensor, Tensor]:
-    """Codes, those of fp8 as bytes, and scales; a format without scales has codes in their place."""
+def addresses(pages: Pages, *, pairs: bool = False) -> tuple[Tensor, Tensor]:
+    """Codes, those of fp8 as bytes, or by two, and scales; a format without scales has codes in their place."""
     codes = pages.codes.view(torch.uint8) if pages.codes.dtype == torch.float8_e4m3fn else pages.codes
+    codes = codes.view(torch.int16) if pairs else codes
     return codes, pages.scales if pages.format.scaled else codes
 
 
@@ -104,7 +132,9 @@ def load_scale(scales, slot, inside, place: tl.constexpr, S: tl.constexpr, MASKE
 def part_numbers(codes, scales, slot, inside, PART: tl.constexpr, dtype: tl.constexpr, S: tl.constexpr):
     """A part of the vectors as numbers of dtype: the codes alone where scales fold, else the numbers they stand for."""
     ASSEMBLY: tl.constexpr = S.assembly and dtype.primitive_bitwidth == 16
-    if S.format == FP8:
+    if S.pairs:
+        numbers = numbers_of_pairs(codes, PART, dtype, ASSEMBLY, S)
+    elif S.format == FP8:
         if ASSEMBLY:
             numbers = four_at_once(codes, FP8_TO_BFLOAT16, FP8_TO_FLOAT16, dtype, S)
         else:
@@ -125,6 +155,39 @@ def part_numbers(codes, scales, slot, inside, PART: tl.constexpr, dtype: tl.cons
             numbers = (steps.to(tl.float32) * scale + least).to(dtype)
     else:
         numbers = codes.to(dtype)
+    return numbers
+
+
+@triton.jit
+def numbers_of_pairs(words, PART: tl.constexpr, dtype: tl.constexpr, ASSEMBLY: tl.constexpr, S: tl.constexpr):
+    """The first or the second numbers of pairs of codes.
+
+    Products take values key by key, while codes lie element by element. Pairs are transposed on their way from shared
+    memory, as 16-bit numbers are; bytes would cost a load each.
+    """
+    if ASSEMBLY and S.format == FP8:
+        if PART:
+            numbers = two_at_once(words, SECOND_FP8_TO_BFLOAT16, SECOND_FP8_TO_FLOAT16, dtype)
+        else:
+            numbers = two_at_once(words, FIRST_FP8_TO_BFLOAT16, FIRST_FP8_TO_FLOAT16, dtype)
+    elif ASSEMBLY:
+        if PART:
+            numbers = two_at_once(words, SECOND_INT8_TO_BFLOAT16, SECOND_INT8_TO_FLOAT16, dtype)
+        else:
+            numbers = two_at_once(words, FIRST_INT8_TO_BFLOAT16, FIRST_INT8_TO_FLOAT16, dtype)
+    else:
+        codes = (words >> (8 * PART)).to(tl.int8)
+        numbers = fp8_numbers(codes, dtype) if S.format == FP8 else codes.to(dtype)
+    return numbers
+
+
+@triton.jit
+def two_at_once(words, BFLOAT16: tl.constexpr, FLOAT16: tl.constexpr, dtype: tl.constexpr):
+    """One number of every word, by the instructions for either type."""
+    if dtype == tl.bfloat16:
+        numbers = tl.inline_asm_elementwise(BFLOAT16, "=r,r", [words], tl.bfloat16, True, 2)
+    else:
+        numbers = tl.inline_asm_elementwise(FLOAT16, "=r,r", [words], tl.float16, True, 2)
     return numbers
 
 

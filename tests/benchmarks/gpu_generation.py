@@ -59,7 +59,8 @@ class Roofline:
 
     @property
     def flops(self) -> float:
-        return self.limits.fp8 if self.weights == "fp8" and self.limits.fp8 else self.limits.bfloat16
+        """Of 4-bit codes too, which meet activations as 8-bit floats where the chip has them."""
+        return self.limits.fp8 if self.weights in ("fp8", "int4") and self.limits.fp8 else self.limits.bfloat16
 
     def decode(self, batch: int, context: float) -> float:
         """A step of `batch` answers with `context` tokens each."""

@@ -79,6 +79,32 @@ def test_every_capture_and_its_rehearsal_are_on_one_stream_of_the_recorder(monke
     assert used == [("current", own), ("captured", own), ("current", default)] * 2
 
 
+def test_behind_a_capture_that_failed_others_have_a_pool_of_their_own(monkeypatch):
+    """Torch leaves the pool of a void capture under way, and refuses to capture into it once more."""
+    pools, given = iter(("first", "second")), []
+
+    def graph(graph, *, pool, **options):
+        given.append(pool)
+        return nullcontext()
+
+    fakes = {"Stream": Stream, "graph": graph, "stream": lambda stream: nullcontext(), "current_stream": Stream}
+    fakes |= {"graph_pool_handle": lambda: next(pools), "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None)}
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    recorder, calls = CudaRecorder(), iter((1, lack_of_memory(), 3, 4))
+
+    def call():
+        outcome = next(calls)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return torch.ones(1)
+
+    with pytest.raises(torch.OutOfMemoryError):
+        recorder.record(call)
+    recorder.record(call)
+    assert given == ["first", "second"]
+
+
 PROMPTS = [tiny.random_prompt(3 + 5 * (at % 4), seed=at // 2) for at in range(11)]
 SAMPLING = Sampling(max_tokens=14, temperature=0.9, seed=4)
 

@@ -31,9 +31,10 @@ def look_up(a: int, b: int, c: int, table: int) -> int:
     return sum((table >> ((a >> bit & 1) << 2 | (b >> bit & 1) << 1 | c >> bit & 1) & 1) << bit for bit in range(32))
 
 
-def execute(assembly: str, word: int, dtype: torch.dtype) -> tuple[int, int]:
-    """The registers $0 and $1 after the assembly ran on $2."""
-    registers = {"$2": word}
+def execute(assembly: str, word: int, dtype: torch.dtype) -> list[int]:
+    """The registers it makes, $0 and maybe $1, from the one behind them."""
+    results = [f"${number}" for number in range(2 if "$2" in assembly else 1)]
+    registers = {f"${len(results)}": word}
     operations = {
         "mov": lambda a: a,
         "prmt": permute,
@@ -52,7 +53,7 @@ def execute(assembly: str, word: int, dtype: torch.dtype) -> tuple[int, int]:
         to, *given = (operand.strip() for operand in operands.split(","))
         values = [registers[operand] if operand in registers else int(operand, 0) for operand in given]
         registers[to] = operations[name](*values) & 0xFFFFFFFF
-    return registers["$0"], registers["$1"]
+    return [registers[result] for result in results]
 
 
 def numbers_of(codes: list[int], assembly: str, dtype: torch.dtype) -> torch.Tensor:
@@ -63,6 +64,12 @@ def numbers_of(codes: list[int], assembly: str, dtype: torch.dtype) -> torch.Ten
 
 BYTES = [*range(256), *range(255, -1, -1), *range(0, 256, 3), 0, 255]  # in other company each time
 PLAIN = [code for code in BYTES if code & 127 != 127]  # NaN is not written
+PAIRS = {
+    ("fp8", torch.bfloat16): (made.FIRST_FP8_TO_BFLOAT16, made.SECOND_FP8_TO_BFLOAT16),
+    ("fp8", torch.float16): (made.FIRST_FP8_TO_FLOAT16, made.SECOND_FP8_TO_FLOAT16),
+    ("int8", torch.bfloat16): (made.FIRST_INT8_TO_BFLOAT16, made.SECOND_INT8_TO_BFLOAT16),
+    ("int8", torch.float16): (made.FIRST_INT8_TO_FLOAT16, made.SECOND_INT8_TO_FLOAT16),
+}
 NUMBERS = {
     "fp8": (PLAIN[: len(PLAIN) // 4 * 4], lambda codes: codes.view(torch.float8_e4m3fn).float()),
     "int8": (BYTES, lambda codes: codes.view(torch.int8)),
@@ -90,3 +97,11 @@ def test_every_code_becomes_its_number(kind: str, dtype: torch.dtype) -> None:
     if kind == "fp8":
         assert torch.equal(got.view(torch.int16), expected.view(torch.int16)), "zeros keep their signs"
     assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize(("kind", "dtype"), PAIRS, ids=str)
+def test_pairs_of_codes_become_the_first_numbers_or_the_second(kind: str, dtype: torch.dtype) -> None:
+    codes, meaning = NUMBERS[kind]
+    expected = meaning(torch.tensor(codes, dtype=torch.uint8)).to(dtype)
+    for place, assembly in enumerate(PAIRS[kind, dtype]):
+        assert torch.equal(numbers_of(codes, assembly.value, dtype), expected[place::2])

@@ -123,13 +123,16 @@ class Always(dict[Key, Choice]):
         return self._choice
 
 
+ROOMY_TILES = (Choice("tiles", 64, 128), Choice("split", 64, 128))  # whose sums are added behind the loop
+
+
 def every_way_of_a_4_bit_product_leads_there(kernels: Any) -> None:
     """Few tokens, many and very many, with activations as 8-bit floats and as they are."""
     op, x = linear_int4.OP, normal((21, 1100), torch.float32, 1)
     for form in (Form(32), Form(64, symmetric=True), Form(128, half=False), Form(half=False)):
         weight = int4(51, 1100, form)
         for chip in (Chip((8, 0), library=False), Chip((8, 9), library=False)):
-            for choice in (Choice("tiles", 32, 64), Choice("split", 16, 64), Choice("dense")):
+            for choice in (Choice("tiles", 32, 64), Choice("split", 16, 64), *ROOMY_TILES, Choice("dense")):
                 table = GpuKernels(chip, Always(choice))
                 (found,), (truth,) = op.run(table, x, weight, None), op.truth(table, (x, weight, None))
                 assert error(found, truth) <= op.tolerance[torch.float32], (form, chip, choice)
