@@ -21,6 +21,7 @@ from .kv import KVPages, KVShape
 from .models.names import Place, WeightPlan
 from .rope import Rope
 from .spec import ModelSpec
+from .weights.expand import slices
 from .weights.load import HEAD, Parts, Target, WeightReader, fill_parts
 from .weights.tensors import TensorSource
 
@@ -39,11 +40,18 @@ def balancing(weight: Tensor, x: Tensor) -> Tensor:
     product goes with |weight / f|^2 |x f|^2, by Cauchy and Schwarz least where f^2 goes with |weight| / |x|, column by
     column. Where x is not finite, 1.
     """
-    strengths = [of.float().square().mean(0) for of in (weight, x)]
-    column, given = (square.clamp_min(float(square.mean()) * LEAST) for square in strengths)
+    column, given = (strength.clamp_min(float(strength.mean()) * LEAST) for strength in map(_strength, (weight, x)))
     steps = (column / given).log2() * (STEPS / 4)
     steps = (steps - steps.mean()).round()
     return torch.exp2(steps / STEPS).where(steps.isfinite().all(), torch.ones(()))
+
+
+def _strength(numbers: Tensor) -> Tensor:
+    """[N, H] -> [H] float32: the mean square of each column. A few rows at a time: they may be a large vocabulary's."""
+    total = numbers.new_zeros(numbers.shape[1], dtype=torch.float32)
+    for rows in slices(*numbers.shape):
+        total += numbers[rows].float().square().sum(0)
+    return total / len(numbers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 from batchgen.kernels import Kernels
 from batchgen.kernels.attention import Masking
 from batchgen.kernels.kv_format import FORMATS, LayerPages
+from batchgen.kernels.native.memory import give_back
 from batchgen.kernels.sampling import Filters
 
 from .balance import Balance
@@ -257,4 +258,5 @@ def load_decoder(
     rows = head.rows if tied else partial(kernels.take_rows, parts.vector("embedding"))
     decoder = Decoder(spec, parts, head, kernels, Embedding(rows, dtype, device))
     decoder.rounding = target.weights.rounding()
+    give_back()
     return decoder

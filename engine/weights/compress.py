@@ -15,7 +15,6 @@ from batchgen.kernels.linear_int4 import Int4Weight
 from batchgen.kernels.linear_int8 import Int8Weight
 
 from ..spec import ModelError
-from .expand import slices
 from .quantise import GROUPS, RoundingError, to_fp8, to_int8, to_symmetric_int4
 from .tensors import TensorSource
 
@@ -66,10 +65,10 @@ def compression(weights: str, group: int | None, inputs: set[int], dtype: torch.
 def _int4(self: Compression, source: TensorSource, kind: str, rounding: RoundingError) -> Pieces:
     kept = _kept_int4(self, source)
     if kept is None:
-        values, parts = source.dequantise(torch.float32), []
-        for rows in slices(*values.shape):
-            codes, scale = to_symmetric_int4(values[rows], self.group, self.dtype)
-            rounding.add(kind, values[rows], (codes - 8) * scale.repeat_interleave(self.group, 1))
+        parts = []
+        for values in source.float_rows():
+            codes, scale = to_symmetric_int4(values, self.group, self.dtype)
+            rounding.add(kind, values, (codes - 8) * scale.repeat_interleave(self.group, 1))
             parts.append((codes.to(torch.uint8), scale))
         kept = torch.cat([codes for codes, _ in parts]), torch.cat([scale for _, scale in parts])
     codes, scale = kept
@@ -99,10 +98,10 @@ def _by_output(
         stored = source.quantised()
         if stored is not None and isinstance(stored.weight, kept) and _is_by_output(stored.weight, self.dtype):
             return {"weight": stored.weight.q, "weight_scale": stored.weight.scale.to(self.dtype)}
-        values, parts = source.dequantise(torch.float32), []
-        for rows in slices(*values.shape):
-            parts.append(quantise(values[rows], self.dtype))
-            rounding.add(kind, values[rows], parts[-1].values())
+        parts = []
+        for values in source.float_rows():
+            parts.append(quantise(values, self.dtype))
+            rounding.add(kind, values, parts[-1].values())
         scale = torch.cat([part.scale for part in parts])
         return {"weight": torch.cat([part.q for part in parts]), "weight_scale": scale.to(self.dtype)}
 

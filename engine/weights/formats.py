@@ -19,7 +19,6 @@ from batchgen.kernels.linear_int8 import Int8Weight
 
 from ..linear import DenseFormat, Linear, QuantisedLinear, SideBySide, WeightFormat
 from ..spec import ModelError
-from .expand import slices
 from .quantise import RoundingError, to_fp8, to_int4, to_int8
 from .repack import QuantisedWeight, Stored, stacked
 from .tensors import TensorSource
@@ -107,11 +106,10 @@ def weight_format(
 def _rounded(
     source: TensorSource, part: str, rounding: RoundingError, quantise: Callable[[Tensor], QuantisedWeight]
 ) -> Stored:
-    values = source.dequantise(torch.float32)
     kind, weights = part.rpartition(".")[2], []
-    for rows in slices(*values.shape):
-        weights.append(quantise(values[rows]))
-        rounding.add(kind, values[rows], weights[-1].values())
+    for values in source.float_rows():
+        weights.append(quantise(values))
+        rounding.add(kind, values, weights[-1].values())
     return Stored(stacked(weights))
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..spec import ModelError
+from .expand import slices
 from .layouts import LAYOUTS
 from .repack import Stored
 from .schemes import PLAIN, Scheme
@@ -50,13 +51,19 @@ class StoredTensor:
         return self.stored.weight.shape
 
     def copy_to(self, out: Tensor) -> None:
-        out.copy_(self.dequantise(torch.float32))
+        for rows, values in zip(slices(*self.shape), self.float_rows(), strict=True):
+            out[rows] = values
 
     def dequantise(self, dtype: torch.dtype) -> Tensor:
-        values = self.stored.weight.values()
-        if self.stored.order is not None:
-            values = values[:, self.stored.order.argsort()]
-        return values.to(dtype)
+        out = torch.empty(self.shape, dtype=dtype)
+        self.copy_to(out)
+        return out
+
+    def float_rows(self) -> Iterator[Tensor]:
+        weight, order = self.stored.weight, self.stored.order
+        columns = slice(None) if order is None else order.argsort()
+        numbered = torch.arange(self.shape[0])
+        return (weight.values(numbered[rows])[:, columns] for rows in slices(*self.shape))
 
     def quantised(self) -> Stored:
         return self.stored

@@ -3,7 +3,8 @@
 Knows how to expand a value into a tensor of the compute dtype; not names, files or layers.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -35,6 +36,9 @@ class TensorSource(Protocol):
     def dequantise(self, dtype: "torch.dtype") -> "Tensor":
         """The values as a new tensor."""
 
+    def float_rows(self) -> "Iterator[Tensor]":
+        """The values of a matrix in float32, a few rows at a time."""
+
     def quantised(self) -> "Stored | None":
         """The values of a matrix as whole numbers with scales, exactly; None for plain numbers."""
 
@@ -58,6 +62,11 @@ class DenseTensor:
 
     def dequantise(self, dtype: "torch.dtype") -> "Tensor":
         return self.values.to(dtype)
+
+    def float_rows(self) -> "Iterator[Tensor]":
+        from .expand import slices
+
+        return (self.values[rows].float() for rows in slices(*self.values.shape))
 
     def quantised(self) -> None:
         return None
@@ -89,6 +98,14 @@ class PackedTensor:
         out = torch.empty(self.shape, dtype=dtype)
         self.copy_to(out)
         return out
+
+    def float_rows(self) -> "Iterator[Tensor]":
+        import torch
+
+        from .expand import slices
+
+        raws = (self.raw[rows] for rows in slices(*self.shape))
+        return (replace(self, shape=(len(raw), self.shape[1]), raw=raw).dequantise(torch.float32) for raw in raws)
 
     def quantised(self) -> "Stored | None":
         from .repack import repack

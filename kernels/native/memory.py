@@ -1,4 +1,4 @@
-"""Memory on large pages where the system grants them, and before it is used. Knows bytes and pages, not what they hold.
+"""Memory on large pages where the system grants them, before it is used and after. Knows bytes, not what they hold.
 
 A step reads every weight once. On pages of 4 KiB its products wait for addresses to be looked up: the linears of a
 decode step take an eighth longer.
@@ -66,3 +66,13 @@ def populate(memory: Tensor) -> None:
         size = min(PIECE, end - start)
         if madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), MADV_POPULATE_WRITE):
             return
+
+
+def give_back() -> None:
+    """Has the C library return to the system what is free, where it can.
+
+    By itself it keeps up to 64 MiB, and more between what is used: after a load as much as the weights take.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(ctypes.c_size_t(0))

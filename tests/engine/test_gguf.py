@@ -36,6 +36,7 @@ def test_expansion_is_bit_equal(kind: Kind, shape: tuple[int, int]) -> None:
     source = PackedTensor(BLOCK_TYPES[kind.value], shape, raw)
     assert torch.equal(source.dequantise(torch.float32), expected)
     assert torch.equal(source.dequantise(torch.bfloat16), expected.bfloat16())
+    assert torch.equal(torch.cat(list(source.float_rows())), expected)
 
 
 def test_unpermute_by_its_definition() -> None:

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -21,15 +22,18 @@ from tiny_gguf import random_blocks, write_gguf
 
 from batchgen import kernels
 from batchgen.engine import Engine, Request, Sampling
+from batchgen.engine import decoder as decoder_module
 from batchgen.engine.checkpoint import open_checkpoint
 from batchgen.engine.decoder import Decoder, load_decoder
 from batchgen.engine.linear import QuantisedLinear, SideBySide
+from batchgen.engine.rewrite import rewrite
 from batchgen.engine.spec import ModelError
+from batchgen.engine.weights import expand
 from batchgen.engine.weights.blocks import BLOCK_TYPES
 from batchgen.engine.weights.formats import _layout
 from batchgen.engine.weights.quantise import group_size, to_fp8, to_int4, to_int8
 from batchgen.engine.weights.repack import Stored, stacked
-from batchgen.engine.weights.tensors import PackedTensor
+from batchgen.engine.weights.tensors import DenseTensor, PackedTensor
 from batchgen.kernels import Kernels
 from batchgen.kernels.linear_int4 import Int4Weight
 from batchgen.kernels.linear_int8 import Int8Weight
@@ -250,6 +254,40 @@ def test_an_odd_number_of_inputs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"needs an even number of inputs, layers\.0\.down has 97; use int8"):
         load(folder, "int4")
     load(folder, "int8")
+
+
+def test_what_a_load_needed_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[bool] = []
+    monkeypatch.setattr(decoder_module, "give_back", lambda: given.append(True))
+    load(tiny_model("llama3", tmp_path / "model"), "int4")
+    assert given == [True]
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4", "fp8"])
+@pytest.mark.parametrize("packed", [False, True], ids=["safetensors", "gguf"])
+def test_no_matrix_is_held_in_float32(
+    packed: bool, weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head of 128,000 words and 4,096 inputs would take 2 GB, half of what such a model takes in 4 bits."""
+    path = folder = tiny_model("llama3", tmp_path / "model")
+    if packed:
+        write_gguf(folder, path := tmp_path / "model.gguf", lambda name: Kind.F16)
+    monkeypatch.setattr(expand, "_VALUES_PER_SLICE", 7 * 64)
+    for kind in (DenseTensor, PackedTensor):
+        monkeypatch.setattr(kind, "dequantise", of_few_rows(kind.dequantise))
+    checkpoint = open_checkpoint(str(path))
+    decoder = load_decoder(checkpoint, torch.bfloat16, CPU, kernels.load("cpu"), weights)
+    assert decoder.rounding.keys() == {*LAYERS, "head"}
+    (tmp_path / "out").mkdir()
+    assert rewrite(checkpoint, tmp_path / "out", weights).errors.keys() == LAYERS
+
+
+def of_few_rows(dequantise: Callable[[Any, torch.dtype], torch.Tensor]) -> Callable[[Any, torch.dtype], torch.Tensor]:
+    def watched(source: DenseTensor | PackedTensor, dtype: torch.dtype) -> torch.Tensor:
+        assert dtype != torch.float32 or len(source.shape) == 1 or source.shape[0] <= 7
+        return dequantise(source, dtype)
+
+    return watched
 
 
 # --- the demo model --------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from batchgen.kernels.native import memory as native_memory
-from batchgen.kernels.native.memory import CHUNK, LINE, LargePages, populate
+from batchgen.kernels.native.memory import CHUNK, LINE, LargePages, give_back, populate
 
 NO_SUCH_ADVICE = 4711
 
@@ -110,3 +110,34 @@ def test_memory_is_as_good_where_it_cannot_be_populated(system: str, monkeypatch
     memory = untouched()
     populate(memory)
     assert memory.sum() == 0
+
+
+BLOCK, COUNT = 64 << 10, 1000
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="not glibc")
+def test_what_is_free_between_what_is_used_is_given_back() -> None:
+    library = ctypes.CDLL(None)
+    library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    library.free.argtypes = [ctypes.c_void_p]
+    blocks = [library.malloc(BLOCK) for _ in range(COUNT)]
+    for block in blocks:
+        ctypes.memset(block, 1, BLOCK)
+    kept = blocks.pop()
+    for block in blocks:
+        library.free(block)
+    before = resident()
+    give_back()
+    assert before - resident() > BLOCK * COUNT * 0.9
+    library.free(kept)
+
+
+def test_a_library_that_cannot_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
+    give_back()
+
+
+def resident() -> int:
+    """Bytes of this process that are no file's."""
+    with open("/proc/self/status", encoding="utf-8") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon"))

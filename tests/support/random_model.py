@@ -73,6 +73,9 @@ class RandomTensor:
         self.copy_to(out)
         return out
 
+    def float_rows(self) -> Iterator[Tensor]:
+        yield self.dequantise(torch.float32)
+
     def quantised(self) -> Stored | None:
         return Stored(_CODES[self.form](self.shape, self.device)) if self.form in _CODES else None
 
