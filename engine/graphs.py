@@ -53,7 +53,15 @@ class Eager:
 EAGER = Eager()
 
 
-Replay = Callable[[int], Tensor]  # of so many rows at least, from the first on
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Rows of a step: the tokens that are fed, and those of them that are sampled from."""
+
+    tokens: int
+    sampled: int
+
+
+Replay = Callable[[Size], Tensor]  # of so many rows at least, from the first on
 
 
 class Recorder(Protocol):
@@ -64,11 +72,11 @@ class Recorder(Protocol):
         """Blocks of the pages that rows of padding write to."""
         ...
 
-    def size(self, num_rows: int) -> int:
-        """The rows of the recording by which a step of so many is run."""
+    def size(self, step: Size) -> Size | None:
+        """That of the recording by which such a step is run; None where it is launched kernel by kernel."""
         ...
 
-    def record(self, call: Callable[[], Tensor]) -> Replay:
+    def record(self, call: Callable[[], Tensor], size: Size) -> Replay:
         """Raises NotRecordableError for what cannot be recorded."""
         ...
 
@@ -85,11 +93,12 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()
         self._aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def size(self, num_rows: int) -> int:
-        """All of a graph is run, padding too: sizes are close to each other."""
-        return padded_size(num_rows)
+    def size(self, step: Size) -> Size | None:
+        """All of a graph is run, padding too: sizes are close to each other, and only those of decoding recur."""
+        padded = padded_size(step.tokens)
+        return Size(padded, padded) if step.sampled == step.tokens else None
 
-    def record(self, call: Callable[[], Tensor]) -> Replay:
+    def record(self, call: Callable[[], Tensor], size: Size) -> Replay:
         current, aside = torch.cuda.current_stream(), self._aside
         aside.wait_stream(current)
         try:
@@ -106,7 +115,7 @@ class CudaRecorder:
             self._pool = torch.cuda.graph_pool_handle()  # that of a void capture is never ended, and takes no other
             raise
 
-        def replay(count: int) -> Tensor:
+        def replay(step: Size) -> Tensor:
             graph.replay()
             return out
 
@@ -122,19 +131,28 @@ class NativeRecorder:
         self._library = library
         self._memory = Memory()
 
-    def size(self, num_rows: int) -> int:
-        """A tape plays for any fewer rows: steps of drafts, each of another size, need no tape of their own."""
-        return max(SMALLEST_TAPE, 1 << (num_rows - 1).bit_length())
+    def size(self, step: Size) -> Size:
+        """A tape plays for any fewer rows: steps of drafts, each of another size, need no tape of their own.
 
-    def record(self, call: Callable[[], Tensor]) -> Replay:
+        Sampled rows are one more than they could be as tokens: by their number a tape tells what a call has rows of.
+        """
+        tokens = tape_size(step.tokens)
+        return Size(tokens, tokens if step.sampled == step.tokens else tape_size(step.sampled) + 1)
+
+    def record(self, call: Callable[[], Tensor], size: Size) -> Replay:
         tape = Tape(self._memory)
         out = tape.record(call)
 
-        def replay(count: int) -> Tensor:
-            tape.play(self._library, count)
+        def replay(step: Size) -> Tensor:
+            tape.play(self._library, {size.tokens: step.tokens, size.sampled: step.sampled})
             return out
 
         return replay
+
+
+def tape_size(num_rows: int) -> int:
+    """The next power of two: recordings are few."""
+    return max(SMALLEST_TAPE, 1 << max(0, num_rows - 1).bit_length())
 
 
 def padded_size(num_rows: int) -> int:
@@ -178,11 +196,12 @@ class Recording:
         return all(layout.holds(fresh) for layout, fresh in _layouts(self.batch, batch))
 
     def run(self, batch: Batch) -> Tensor:
-        """The states of the batch's rows."""
+        """The states of the batch's sampled rows."""
         for layout, fresh in _layouts(self.batch, batch):
             layout.refill(fresh)
         fill(self.batch, batch, self.scrap)
-        return self.replay(len(batch.tokens))[: len(batch.tokens)]
+        step = size_of(batch)
+        return self.replay(step)[: step.sampled]
 
 
 def _layouts(recorded: Batch, batch: Batch) -> Iterator[tuple[Any, Any]]:
@@ -191,11 +210,15 @@ def _layouts(recorded: Batch, batch: Batch) -> Iterator[tuple[Any, Any]]:
         yield layout, batch.attention.laid_out(geometry)
 
 
-def static_batch(batch: Batch, size: int, scrap: int) -> Batch:
-    """Buffers of `size` rows that hold the batch, every row of them sampled, and its attention plan."""
-    like, device = batch.tokens, batch.tokens.device
-    tokens, positions, slots, choice = (like.new_zeros(size) for _ in range(4))
-    static = Batch(tokens, positions, slots, choice, batch.attention, torch.arange(size, device=device))
+def size_of(batch: Batch) -> Size:
+    return Size(len(batch.tokens), len(batch.sampled))
+
+
+def static_batch(batch: Batch, size: Size, scrap: int) -> Batch:
+    """Buffers of such a size that hold the batch, and its attention plan."""
+    like = batch.tokens
+    tokens, positions, slots, choice = (like.new_zeros(size.tokens) for _ in range(4))
+    static = Batch(tokens, positions, slots, choice, batch.attention, like.new_zeros(size.sampled))
     fill(static, batch, scrap)
     return static
 
@@ -208,10 +231,11 @@ def fill(static: Batch, batch: Batch, scrap: int) -> None:
     static.rope_choice[:count].copy_(batch.rope_choice)
     static.slots[:count].copy_(batch.slots)
     static.slots[count:].fill_(scrap)
+    static.sampled[: len(batch.sampled)].copy_(batch.sampled)
 
 
 class Recorded:
-    """Records steps in which every token is sampled from, as in decoding; any other step is launched kernel by kernel.
+    """Records the steps that its recorder takes; any other is launched kernel by kernel.
 
     Rows of padding write to the last block of the pages. What cannot be recorded, or has no memory to be, is not tried
     again.
@@ -225,10 +249,9 @@ class Recorded:
         self._refused: set[Hashable] = set()
 
     def forward(self, model: Model, batch: Batch, pages: KVPages) -> Tensor:
-        count = len(batch.tokens)
-        if len(batch.sampled) != count:
+        count, size = len(batch.tokens), self._recorder.size(size_of(batch))
+        if size is None:
             return model.forward(batch, pages)
-        size = self._recorder.size(count)
         key = id(model), size
         recurs, known = self._recurrence.recurs(key), self._recordings.get(key)
         if known is not None and known.fits(batch):
@@ -251,14 +274,14 @@ class Recorded:
             del self._recordings[old]
         return made.run(batch)
 
-    def _record(self, model: Model, batch: Batch, pages: KVPages, size: int, known: Recording | None) -> Recording:
+    def _record(self, model: Model, batch: Batch, pages: KVPages, size: Size, known: Recording | None) -> Recording:
         """Records the batch; what an earlier recording of its size had room for, this one has too."""
         if known is not None:
             for layout, fresh in _layouts(known.batch, batch):
                 fresh.widen(layout)
         scrap = (pages.num_blocks - 1) * pages.block_size
         static = static_batch(batch, size, scrap)
-        return Recording(static, scrap, self._recorder.record(lambda: model.forward(static, pages)))
+        return Recording(static, scrap, self._recorder.record(lambda: model.forward(static, pages), size))
 
 
 def out_of_memory(error: BaseException | None) -> bool:

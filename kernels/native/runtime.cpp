@@ -170,18 +170,19 @@ BATCHGEN_EXPORT const char* batchgen_sources() { return BATCHGEN_SOURCES; }
 
 namespace batchgen {
 
-// A call put down, see tape.py: its structure begins with the number of tokens.
+// A call put down, see tape.py: its structure begins with a number of rows, which is to be `rows` this time.
 struct Entry {
     void (*function)(void* call);
     int64_t* call;
+    const int64_t* rows;
 };
 
 }  // namespace batchgen
 
-BATCHGEN_EXPORT void batchgen_play(const batchgen::Entry* entries, int64_t count, int64_t tokens) {
-    for (int64_t index = 0; index < count; ++index) {
-        *entries[index].call = tokens;
-        entries[index].function(entries[index].call);
+BATCHGEN_EXPORT void batchgen_play(const batchgen::Entry* entries, int64_t count) {
+    for (const batchgen::Entry* entry = entries; entry < entries + count; ++entry) {
+        *entry->call = *entry->rows;
+        if (*entry->rows) entry->function(entry->call);
     }
 }
 

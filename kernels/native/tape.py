@@ -1,14 +1,14 @@
 """Calls of the native libraries, made at once or put on a tape to be made later, many by one call.
 
-Every such call is one structure that begins with the number of tokens: a tape that was made for some of them plays for
-any smaller number too. Knows structures and memory, no op.
+Every such call is one structure that begins with a number of rows: a tape that was made for some of them plays for any
+smaller number too. Knows structures and memory, no op.
 """
 
 import ctypes
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
@@ -84,7 +84,9 @@ def _no_copies(result: Any, args: Any) -> bool:
 
 
 class _Entry(ctypes.Structure):
-    _fields_ = (("function", ctypes.c_void_p), ("call", ctypes.c_void_p))
+    """The fields stand in the same order in runtime.cpp."""
+
+    _fields_ = (("function", ctypes.c_void_p), ("call", ctypes.c_void_p), ("rows", ctypes.c_void_p))
 
 
 class Tape:
@@ -93,6 +95,7 @@ class Tape:
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
         self._calls: list[tuple[Any, ctypes.Structure]] = []
+        self._rows: dict[int, ctypes.c_int64] = {}  # of a call, by what they were when it was put down
         self._entries: Any = None
 
     def put(self, entry: Any, call: ctypes.Structure) -> None:
@@ -109,13 +112,19 @@ class Tape:
                 result = compute()
         finally:
             _recording.tape = None
-        entries = [_Entry(_address(entry), ctypes.addressof(call)) for entry, call in self._calls]
+        entries = [_Entry(_address(entry), ctypes.addressof(call), self._counter(call)) for entry, call in self._calls]
         self._entries = (_Entry * len(entries))(*entries)
         return result
 
-    def play(self, library: Any, tokens: int) -> None:
-        """Makes all calls for the first so many tokens."""
-        library.batchgen_play(self._entries, ctypes.c_int64(len(self._calls)), ctypes.c_int64(tokens))
+    def play(self, library: Any, rows: Mapping[int, int]) -> None:
+        """Makes all calls; those that were recorded for n rows for the first `rows[n]`."""
+        for recorded, counter in self._rows.items():
+            counter.value = rows[recorded]
+        library.batchgen_play(self._entries, ctypes.c_int64(len(self._calls)))
+
+    def _counter(self, call: Any) -> int:
+        rows = ctypes.c_int64.from_buffer(call).value
+        return ctypes.addressof(self._rows.setdefault(rows, ctypes.c_int64()))
 
 
 def _address(entry: Any) -> int | None:

@@ -65,12 +65,12 @@ class Clock(CallingRecorder):
         self.now += 100.0
         return self._forward(model, batch, pages)
 
-    def record(self, call):
-        replay = super().record(call)
+    def record(self, call, size):
+        replay = super().record(call, size)
 
-        def timed(count):
+        def timed(step):
             before = self.now
-            out = replay(count)
+            out = replay(step)
             self.now = before + 1.0
             return out
 

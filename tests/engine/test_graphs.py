@@ -19,9 +19,11 @@ from batchgen.engine.graphs import (
     CudaRecorder,
     Recorded,
     Recurrence,
+    Size,
     host_executor,
     out_of_memory,
     padded_size,
+    size_of,
 )
 
 
@@ -73,8 +75,8 @@ def test_every_capture_and_its_rehearsal_are_on_one_stream_of_the_recorder(monke
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     recorder = CudaRecorder()
-    replays = [recorder.record(lambda: torch.ones(1)) for _ in range(2)]
-    assert [replay(1).item() for replay in replays] == [1, 1]
+    replays = [recorder.record(lambda: torch.ones(1), Size(1, 1)) for _ in range(2)]
+    assert [replay(Size(1, 1)).item() for replay in replays] == [1, 1]
     (own,) = made
     assert used == [("current", own), ("captured", own), ("current", default)] * 2
 
@@ -100,8 +102,8 @@ def test_behind_a_capture_that_failed_others_have_a_pool_of_their_own(monkeypatc
         return torch.ones(1)
 
     with pytest.raises(torch.OutOfMemoryError):
-        recorder.record(call)
-    recorder.record(call)
+        recorder.record(call, Size(1, 1))
+    recorder.record(call, Size(1, 1))
     assert given == ["first", "second"]
 
 
@@ -182,7 +184,7 @@ def test_without_memory_to_record_a_size_its_steps_are_launched_whole(tmp_path, 
     tried, steps = [], []
     real = type(engine._runner).start
 
-    def fails(call):
+    def fails(call, size):
         tried.append(call)
         raise fault()
 
@@ -224,8 +226,25 @@ def test_steps_of_any_few_rows_are_played_from_one_tape(tmp_path):
     engine = load(tiny.tiny_model("llama3", tmp_path), dtype="bfloat16", speculation="ngram", block_size=4)
     answers(engine)
     sizes = {size for _, size in engine._runner.executor._recordings}
-    assert 64 in sizes
-    assert sizes <= {64, 128, 256, 512}
+    assert Size(64, 64) in sizes
+    assert {size.tokens for size in sizes} <= {64, 128, 256, 512}
+
+
+@pytest.mark.skipif(host_executor() is EAGER, reason="no native library was built")
+@pytest.mark.parametrize(("sequences", "chunk"), [(1, 7), (2, 40)])
+def test_steps_with_prompts_are_played_from_tapes(tmp_path, sequences, chunk):
+    """Of what they feed few rows are sampled, or none: those behind the last layer are counted by themselves."""
+    settings = {"dtype": "bfloat16", "max_batch_tokens": chunk, "max_sequences": sequences, "block_size": 4}
+    engine = load(tiny.tiny_model("llama3", tmp_path), **settings)
+    played, engine._runner.executor = engine._runner.executor, EAGER
+    expected, steps = answers(engine), []
+    engine._runner.executor = played
+    real = played.forward
+    played.forward = lambda model, batch, pages: steps.append(size_of(batch)) or real(model, batch, pages)
+    assert answers(engine) == expected
+    assert any(size.sampled not in (0, size.tokens) for size in steps)
+    assert sequences > 1 or any(size.sampled == 0 for size in steps)
+    assert Size(64, 65) in {size for _, size in played._recordings}
 
 
 @pytest.mark.skipif(host_executor() is EAGER, reason="no native library was built")

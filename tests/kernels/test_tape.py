@@ -29,9 +29,22 @@ def test_a_tape_plays_what_lies_in_its_buffers_for_any_fewer_tokens(kernels: Nat
     for count in (9, 1, 4):
         x.copy_(normal((9, 64), torch.bfloat16, count))
         out.fill_(7)
-        tape.play(kernels._library, count)
+        tape.play(kernels._library, {9: count})
         assert torch.equal(out[:count], compute(x[:count].clone()))
         assert (out[count:] == 7).all()
+
+
+@each_library
+@pytest.mark.parametrize(("tokens", "taken"), [(9, 5), (9, 1), (4, 0), (1, 1)])
+def test_calls_for_some_of_the_rows_are_counted_by_themselves(kernels: NativeKernels, tokens: int, taken: int) -> None:
+    x, weight = normal((9, 64), torch.float32, 1), torch.ones(64)
+    index = torch.tensor([8, 0, 3, 3, 1]) % tokens
+    tape = Tape(Memory())
+    out = tape.record(lambda: kernels.swiglu(kernels.take_rows(kernels.rms_norm(x, weight, 1e-5), index)))
+    out.fill_(7)
+    tape.play(kernels._library, {9: tokens, 5: taken})
+    assert torch.equal(out[:taken], kernels.swiglu(kernels.rms_norm(x, weight, 1e-5)[index[:taken]]))
+    assert (out[taken:] == 7).all()
 
 
 @each_library
@@ -40,7 +53,7 @@ def test_recording_runs_nothing(kernels: NativeKernels) -> None:
     tape = Tape(Memory())
     tape.record(lambda: kernels.add_rms_norm(residual, x, weight, 1e-5))
     assert torch.equal(residual, torch.ones(3, 64))
-    tape.play(kernels._library, 2)
+    tape.play(kernels._library, {3: 2})
     assert residual[:, 0].tolist() == [2, 2, 1]
 
 
@@ -67,7 +80,7 @@ def test_views_are_no_computation(kernels: NativeKernels) -> None:
     x, weight = normal((3, 128), torch.float32, 1), torch.ones(64)
     tape = Tape(Memory())
     out = tape.record(lambda: kernels.rms_norm(x.view(3, 2, 64).split_with_sizes([1, 1], 1)[1], weight, 1e-5))
-    tape.play(kernels._library, 3)
+    tape.play(kernels._library, {3: 3})
     assert torch.equal(out, kernels.rms_norm(x.view(3, 2, 64)[:, 1:], weight, 1e-5))
 
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from batchgen.engine.graphs import padded_size
+from batchgen.engine.graphs import Replay, Size, padded_size
 from batchgen.kernels.attention import AttentionItems
 from batchgen.kernels.attention.reference import attention, plan_attention
 from batchgen.kernels.tables import ReferenceKernels
@@ -76,14 +76,15 @@ class CallingRecorder:
     replayed: int = 0
     scrap_blocks: int = 1
 
-    def size(self, num_rows: int) -> int:
-        return padded_size(num_rows)
+    def size(self, step: Size) -> Size | None:
+        padded = padded_size(step.tokens)
+        return Size(padded, padded) if step.sampled == step.tokens else None
 
-    def record(self, call: Callable[[], Tensor]) -> Callable[[int], Tensor]:
+    def record(self, call: Callable[[], Tensor], size: Size) -> Replay:
         call()
         self.recorded += 1
 
-        def replay(count: int) -> Tensor:
+        def replay(step: Size) -> Tensor:
             self.replayed += 1
             return call()
 
