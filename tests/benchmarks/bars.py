@@ -4,6 +4,7 @@ Measures for `choices.py`, which prints them.
 """
 
 from collections.abc import Iterator, Sequence
+from statistics import median
 from typing import Any
 
 import clock
@@ -16,6 +17,10 @@ from batchgen.engine.config import EngineSettings
 
 MEMORY = "1GiB"
 FEW = 4  # rows, as in a preview or at the end of a job
+GROUPS = {  # by number format: rows at once, how many times other ones; float32 takes its time
+    "bfloat16": ((FEW, 4), (4 * FEW, 3), (12 * FEW, 1)),
+    "float32": ((FEW, 2), (4 * FEW, 1)),
+}
 DRAIN_SECONDS = 20  # for each kind of drain, at least: it is short, and the machine's speed differs
 LABEL_HEADS = (
     *("labels", "rows", "masks, rows/s", "times, rest forced", "times, scored"),
@@ -29,11 +34,17 @@ def bars(dtype: str) -> Iterator[tuple[str, float, float]]:
     for name, make in (("extract", speculation.extract), ("edit", speculation.edit)):
         off, drafted = (steps(engine, make(24), kind) for kind in ("off", "suffix"))
         yield f"{name}: times fewer steps with suffix", off / drafted, 1.5
-    engine.adopt(EngineSettings(speculation="off"))
-    prompts = engine.tokenizer.encode(structured.label(48), add_special_tokens=True)
-    for rows in (FEW, 4 * FEW, len(prompts)):
-        gain = structured.compare(engine, prompts[:rows], structured.EXTRACT)["gain"]
-        yield f"extract: forced tokens over masks, {rows} rows", gain, 1.3
+
+
+def forced(dtype: str) -> Iterator[tuple[str, float, float]]:
+    """Extraction with forced tokens beside masks alone, by rows at once."""
+    engine = Engine.load(str(demo_model_path()), device="cpu", dtype=dtype, memory=MEMORY, speculation="off")
+    prompts = engine.tokenizer.encode(structured.label(12 * FEW), add_special_tokens=True)
+    for name, sampling in structured.EXTRACTIONS.items():
+        for rows, times in GROUPS[dtype]:
+            groups = [prompts[first : first + rows] for first in range(0, rows * times, rows)]
+            gain, tokens = structured.forcing_gain(engine, groups, sampling)
+            yield f"forced tokens over masks, {name} ({tokens:.0f} tokens), {rows} rows at once", gain, 1.3
 
 
 def drains(dtype: str) -> Iterator[tuple[str, float, float]]:
@@ -43,9 +54,10 @@ def drains(dtype: str) -> Iterator[tuple[str, float, float]]:
         seconds: dict[str, list[float]] = {"off": [], "auto": []}
         end = clock.seconds() + DRAIN_SECONDS
         while clock.seconds() < end:
-            for kind in [*seconds, *reversed(seconds)]:
+            for kind in list(seconds)[:: 1 if len(seconds["off"]) % 2 == 0 else -1]:
                 seconds[kind].append(drained(engine, kind, lengths))
-        yield f"drain of {speculation.DRAIN} rows, {name}", min(seconds["off"]) / min(seconds["auto"]), 1.3
+        off, auto = (median(taken) for taken in seconds.values())
+        yield f"drain of {speculation.DRAIN} rows, {name}", off / auto, 1.3
 
 
 def labels() -> Iterator[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """What `auto` takes beside settings chosen by hand, and what speculation and grammars bring, in one run.
 
     .venv/bin/python tests/benchmarks/choices.py [--prompts DIR] [--workload label] [--repeats 3] [--seconds 450]
-        [--part bars] [--part drains] [--part labels] [--part workloads] [--dtype float32] [--out FILE.json]
+        [--part bars] [--part forced] [--part drains] [--part labels] [--part workloads] [--dtype float32] [--out FILE]
     .venv/bin/python tests/benchmarks/choices.py --table FILE.json...
 
 For every workload `auto` goes the way of a job: the accuracy gate on its prompts, the cost model, the engine. By hand:
@@ -10,10 +10,10 @@ All of them run turn by turn in one process, `--repeats` times, and the best of 
 turn runs no further ones. Formats that the gate refuses are shown, but are no competition. Rows are as many as fit the
 time. `--table` prints such runs as one table.
 
-The bars: steps that drafts save, forced tokens beside masks. The drains: the last rows of a job with drafts and
-without, whose answers differ in length, or do not. The labels: choices beside drawing one token by token under its
-mask, with the rest of a choice forced and with all choices scored, for many rows and for few, with the tokens and steps
-that each takes. Run it alone.
+The bars: steps that drafts save. Forced: extraction with the tokens that a grammar leaves no choice for, beside masks
+alone. The drains: the last rows of a job with drafts and without, whose answers differ in length, or do not. The
+labels: choices beside drawing one token by token under its mask, with the rest of a choice forced and with all choices
+scored, for many rows and for few, with the tokens and steps that each takes. Run it alone.
 """
 
 import json
@@ -28,7 +28,7 @@ import click
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 import clock
-from bars import LABEL_HEADS, MEMORY, bars, drains, label_line, labels
+from bars import LABEL_HEADS, MEMORY, bars, drains, forced, label_line, labels
 from compare import read_rows, tokenised
 from demo_model import demo_model_path
 from prompts import RECIPES
@@ -43,8 +43,9 @@ from batchgen.jobs.models import Models
 BY_HAND = ("auto", 512, "off")  # keys, tokens a step, speculation
 CHANGED: tuple[tuple[int, tuple[Any, ...]], ...] = ((0, ("int8",)), (1, (256, 2048)), (2, ("suffix",)))
 WEIGHTS = "native", "int8", "int4"
-PARTS = "bars", "drains", "labels", "workloads"
-BAR_SECONDS = {"bars": 80, "drains": 60}  # of the whole
+BARS = {"bars": bars, "forced": forced, "drains": drains}
+PARTS = *BARS, "labels", "workloads"
+BAR_SECONDS = {"bars": 30, "forced": 90, "drains": 60}  # of the whole
 LEAST_ROWS = 12
 BEHIND = 1.18  # times the seconds of the best
 
@@ -246,7 +247,9 @@ HEADS = (
 @click.option("--repeats", type=int, default=3, show_default=True)
 @click.option("--seconds", type=float, default=450, show_default=True, help="For everything, about.")
 @click.option("--part", "parts", multiple=True, default=PARTS, help="Repeatable; default: all.")
-@click.option("--dtype", type=click.Choice(["bfloat16", "float32"]), default="bfloat16", help="Of the bars and drains.")
+@click.option(
+    "--dtype", type=click.Choice(["bfloat16", "float32"]), default="bfloat16", help="Of the bars, forced and drains."
+)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="File for every figure, as JSON.")
 @click.option("--table", is_flag=True, help="Runs nothing: FILES of earlier runs as one Markdown table.")
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
@@ -267,7 +270,7 @@ def main(
         return
     names = names or tuple(RECIPES)
     found: dict[str, Any] = {"workloads": [], "bars": {}, "labels": []}
-    bounded = [measure(dtype) for part, measure in (("bars", bars), ("drains", drains)) if part in parts]
+    bounded = [measure(dtype) for part, measure in BARS.items() if part in parts]
     for bar, reached, wanted in chain(*bounded):
         found["bars"][bar] = {"is": round(reached, 2), "bar": wanted}
         print(f"{bar}: {reached:.2f} (bar {wanted}{'' if reached >= wanted else ', missed'})", flush=True)
@@ -276,9 +279,7 @@ def main(
     for one in labels() if "labels" in parts else ():
         found["labels"].append(one)
         print(label_line(one), flush=True)
-    left = (
-        seconds - sum(BAR_SECONDS.get(part, 0) for part in parts) - 12 * len(names)
-    )  # 12 s: the gate and the first calls
+    spent = sum(BAR_SECONDS.get(part, 0) for part in parts) + 12 * len(names)  # 12 s: the gate and the first calls
     if "workloads" not in parts:
         names = ()
     engines = Engines()
@@ -286,7 +287,7 @@ def main(
         print(f"| {' | '.join(HEADS)} |\n|{'---|' * len(HEADS)}", flush=True)
     for name in names:
         rows = tokenised(str(demo_model_path()), name, read_rows(name, prompts, None)).rows
-        found["workloads"].append(compare(engines, name, rows, max(15.0, left / len(names)), repeats))
+        found["workloads"].append(compare(engines, name, rows, max(15.0, (seconds - spent) / len(names)), repeats))
         print(line(found["workloads"][-1]), flush=True)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,7 @@ import textwrap
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from pathlib import Path
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 import clock
@@ -28,7 +29,11 @@ from workloads import WORKLOADS, entries
 
 from batchgen import kernels
 from batchgen.engine import Engine, Request, Sampling
+from batchgen.engine import engine as engine_module
+from batchgen.engine.draft.controller import decodes_only
 from batchgen.engine.draft.training import Plan, Text, examples, split, train, write_heads
+from batchgen.engine.scheduler import Scheduler
+from batchgen.engine.sequence import Drawn, Step
 
 DRAIN = 16
 DRAINS = {"lengths of 16 to 106": range(16, 16 + 6 * DRAIN, 6), "equal lengths": [48] * DRAIN}  # of answers
@@ -123,16 +128,23 @@ class Last:
         return self._requests[self.taken - 1]
 
 
+class Watched(Scheduler):
+    """Notes when the last step that computed a prompt was over."""
+
+    prompts_over = 0.0
+
+    def commit(self, step: Step, drawn: list[list[Drawn]]) -> None:
+        super().commit(step, drawn)
+        if not decodes_only(step):
+            Watched.prompts_over = clock.seconds()
+
+
 def drain_seconds(engine: Engine, lengths: Ordered[int]) -> float:
-    """What the answers of the last rows of `extract` take behind their first tokens, one of each length.
+    """What the answers of the last rows of `extract`, one of each length, take from the last prompt on.
 
-    The rows before them have taught the drafter and are over, so that with any drafter the same is left to do.
+    The rows before them have taught the drafter and are over, and steps with prompts have no drafts, so that with any
+    drafter the same is left to do.
     """
-    return last_seconds(engine, lengths) - last_seconds(engine, [1] * len(lengths))
-
-
-def last_seconds(engine: Engine, lengths: Ordered[int]) -> float:
-    """Of the last DRAIN rows, prompts included."""
     rows = extract(3 * DRAIN)
     prompts = engine.tokenizer.encode([text for text, _ in rows], add_special_tokens=True)
     tokens = [*(most for _, most in rows[:-DRAIN]), *lengths]
@@ -140,13 +152,12 @@ def last_seconds(engine: Engine, lengths: Ordered[int]) -> float:
         Request(key, prompt, Sampling(max_tokens=most, temperature=0, ignore_eos=True))
         for key, (prompt, most) in enumerate(zip(prompts, tokens, strict=True))
     ]
-    left, began = Last(requests), clock.seconds()
-    for _ in engine.run(left):
-        left.ended += 1
-        if left.ended == len(rows) - DRAIN:
-            began = clock.seconds()
+    left = Last(requests)
+    with patch.object(engine_module, "Scheduler", Watched):
+        for _ in engine.run(left):
+            left.ended += 1
     assert left.ended == len(rows)
-    return clock.seconds() - began
+    return clock.seconds() - Watched.prompts_over
 
 
 WITH_PATH: dict[str, Callable[[str], dict]] = {
