@@ -19,7 +19,7 @@ MEMORY = "1GiB"
 FEW = 4  # rows, as in a preview or at the end of a job
 GROUPS = {  # by number format: rows at once, how many times other ones; float32 takes its time
     "bfloat16": ((FEW, 4), (4 * FEW, 3), (12 * FEW, 1)),
-    "float32": ((FEW, 2), (4 * FEW, 1)),
+    "float32": ((FEW, 1), (4 * FEW, 1)),
 }
 DRAIN_SECONDS = 20  # for each kind of drain, at least: it is short, and the machine's speed differs
 LABEL_HEADS = (
