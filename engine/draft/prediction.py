@@ -106,12 +106,12 @@ class TokenStates:
     def put(self, slots: Tensor, states: Tensor) -> None:
         self._states[slots] = states
 
-    def before(self, feeds: list[Feed]) -> Tensor:
-        """[T, H]: for every token of the feeds the state of the one before it."""
-        slots = np.concatenate([self._slots_before(feed) for feed in feeds])
-        return self._states[torch.from_numpy(slots).to(self._states.device)]
+    def at(self, slots: Tensor) -> Tensor:
+        """[T, H] of the slots [T]."""
+        return self._states[slots]
 
-    def _slots_before(self, feed: Feed) -> np.ndarray:
+    def slots_before(self, feed: Feed) -> np.ndarray:
+        """For every token of the feed the slot of the one before it."""
         places = np.arange(feed.start - 1, feed.start - 1 + feed.count)
         blocks = np.array(feed.sequence.blocks, np.int64)
         slots = blocks[places // self._block_size] * self._block_size + places % self._block_size
@@ -148,5 +148,7 @@ class PredictionRunner(Runner):
     model: Prediction
 
     def start(self, feeds: list[Feed]) -> Part:
-        self.model.before = self.model.states.before(feeds)
+        states = self.model.states
+        slots = np.concatenate([states.slots_before(feed) for feed in feeds])
+        self.model.before = states.at(self._tensor(slots))
         return Runner.start(self, feeds)
