@@ -29,6 +29,7 @@ OPS: tuple[Op, ...] = (
     linear_fp8.OP,
     attention.OP,
     attention_formats.OP,
+    attention_formats.INT8_OP,
     draw.OP,
     *sampling.OPS,
     token_mask.OP,

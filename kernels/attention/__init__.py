@@ -19,7 +19,8 @@ query        [T, Q, D]      float32 or bfloat16 (float16: reference), position e
 pages        LayerPages     keys and values in formats of kernels/kv_format, of [K, N, B] vectors; Q is a multiple of K.
                             Vectors are made of their codes as they are read, in the dtype of query, or products are
                             formed with the codes, no less exactly, and scaled; where the keys are turned, so is query,
-                            in float32, and rounded to its dtype
+                            in float32, and rounded to its dtype. Over int8 keys a bfloat16 query may be rounded more,
+                            to whole multiples of 1/127 of the largest number of its token and head
 out          [T, Q, D]      dtype of query, new
 
 Keys of all fed tokens are written to the pages before attention runs. An item may be masked out whole for a query

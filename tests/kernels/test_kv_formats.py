@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from batchgen.kernels import Kernels
 from batchgen.kernels.attention import cases
 from batchgen.kernels.attention.cases import Shape
-from batchgen.kernels.attention.format_cases import make, numbers, run
-from batchgen.kernels.case import generator
+from batchgen.kernels.attention.format_cases import expected, make, numbers, run
+from batchgen.kernels.case import error, generator
 from batchgen.kernels.kv_format import FORMATS, LayerPages, Pages, turn_width
 from batchgen.kernels.kv_format.cases import empty_pages
 from batchgen.kernels.kv_format.reference import LARGEST, decode, encode, turn
@@ -133,6 +133,30 @@ def test_error_of_every_pair_of_formats(kernels: Kernels, keys: str, values: str
     most = math.hypot(KEYS[keys], VALUES[values])
     assert off <= most
     assert off > most / 2 or most < 1e-5
+
+
+@each_backend
+@pytest.mark.parametrize("width", [64, 50])
+def test_rounded_queries_add_no_more_than_int8_keys_do(kernels: Kernels, width: int) -> None:
+    formats = FORMATS["int8"], FORMATS["int8"]
+    query, *rest = make(cases.prefill(60, 40, 8), Shape(4, 2, width), formats, torch.bfloat16)
+    query[..., 7] *= 3  # a channel that lies apart
+    truth = expected(query, *rest)[0]
+    off = float((run(kernels, query, *rest)[0] - truth).square().mean() / truth.square().mean()) ** 0.5
+    assert off <= 1.5 * KEYS["int8"]
+
+
+@each_backend
+@each_quantised
+def test_queries_without_a_direction_see_all_their_keys_alike(kernels: Kernels, name: str) -> None:
+    """Zeros, or so small that they count as such, beside others and one that is not finite."""
+    formats = FORMATS[name], FORMATS[name]
+    query, *rest = make(cases.prefill(60, 40, 8), Shape(4, 2, 64, window=50), formats, torch.bfloat16)
+    query[3], query[8], query[11, 2, 5] = 0, 1e-35, torch.inf
+    out, truth = run(kernels, query, *rest)[0], expected(query, *rest)[0]
+    assert out[11, 2].isnan().all()
+    out[11, 2] = truth[11, 2] = 0
+    assert error(out, truth) <= 0.04
 
 
 @each_backend
