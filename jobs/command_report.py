@@ -182,10 +182,17 @@ def _groups(manifest: Manifest) -> dict[str, Any]:
 
 
 def _speculation(manifest: Manifest) -> Iterator[dict[str, Any]]:
+    """What the controller, or a drafter that was named, did in the last run that generated."""
     found = manifest.speculation
-    if found.get("drafted_tokens"):
-        accepted = found["accepted_tokens"] / found["drafted_tokens"]
-        rows = [["drafted tokens", f"{found['drafted_tokens']:,}"], ["of them accepted", f"{accepted:.0%}"]]
+    if found.get("steps"):
+        drafted = found["drafted_tokens"]
+        rows = [
+            ["engine.speculation", str(manifest.settings.get("resolved_engine", {}).get("speculation", ""))],
+            ["steps", f"{found['steps']:,}"],
+            ["of them with drafts", f"{found['drafted_steps']:,}"],
+            ["drafted tokens", f"{drafted:,}"],
+            ["of them accepted", f"{found['accepted_tokens'] / drafted:.0%}" if drafted else "none"],
+        ]
         yield {"title": "Speculation", "names": ["", ""], "numbers": [1], "rows": rows, "nothing": ""}
 
 

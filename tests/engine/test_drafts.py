@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduling import VOCABULARY, PagedModel, drive, expected_answer, next_token, prompts_of_a_tree
 
+from batchgen.engine.draft import suffix
 from batchgen.engine.draft.ngram import REACH, OwnText
 from batchgen.engine.draft.speculation import Drafting, Eager
 from batchgen.engine.draft.suffix import DEEPEST, SuffixAutomaton, SuffixDrafter
@@ -234,3 +235,25 @@ def test_suffix_learns_from_answers_of_other_rows():
         _, statistics = drive(requests, num_blocks=256, budget=256, model=SameAnswer(4), drafting=drafting)
         steps[name] = statistics.steps
     assert steps["off"] > 2 * steps["suffix"]
+
+
+def test_what_suffix_keeps_is_bounded(monkeypatch):
+    """Of many groups the latest; of a group two automata, the older of which goes when the younger is full."""
+    monkeypatch.setattr(suffix, "MAX_GROUPS", 3)
+    monkeypatch.setattr(suffix, "GENERATION", 200)
+    drafter = SuffixDrafter()
+    requests = [  # neighbours share a start of their group
+        Request(key, [*range(key // 20, key // 20 + 20), key % 20], Sampling(max_tokens=30, temperature=0))
+        for key in range(120)
+    ]
+    drive(
+        requests,
+        num_blocks=256,
+        max_sequences=4,
+        drafting=lambda statistics: Drafting(drafter, Eager(), VOCABULARY, statistics),
+    )
+    assert len(drafter._groups) == 3
+    automata = [one for kept in drafter._groups.values() for one in (kept.younger, kept.older)]
+    assert any(one.size >= 200 for one in automata)
+    assert all(one.size < 200 + 30 + suffix.PROMPT_END for one in automata)
+    assert all(len(one._next) <= 4 * one.size + 1 for one in automata)

@@ -337,6 +337,17 @@ def test_a_draft_model_of_another_tokenizer_is_refused(folder, draft_folder, tmp
         load(folder, speculation={"kind": "draft", "model": str(tmp_path / "other")})
 
 
+def test_a_draft_model_with_other_end_tokens_or_too_small_a_head_is_refused(folder, draft_folder, tmp_path):
+    other = shutil.copytree(draft_folder, tmp_path / "other")
+    settings = json.loads((other / "tokenizer_config.json").read_text())
+    (other / "tokenizer_config.json").write_text(json.dumps({**settings, "eos_token": "<|end|>"}))
+    with pytest.raises(ModelError, match=r"engine\.speculation: .* has other end tokens .* same family"):
+        load(folder, speculation={"kind": "draft", "model": str(other)})
+    small = tiny.tiny_model("qwen3", tmp_path / "small", vocab_size=TOKENS - 8)
+    with pytest.raises(ModelError, match=rf"has a head of {TOKENS - 8} tokens, the tokenizer {TOKENS}"):
+        load(folder, speculation={"kind": "draft", "model": str(small)})
+
+
 def test_the_target_as_its_own_draft_model_is_accepted_nearly_always(folder, monkeypatch):
     """Its pages follow the sequences: through rejections, preemptions and shared prompts."""
     requests = requests_of(replace(OPTIONS["greedy to the end"], max_tokens=40))

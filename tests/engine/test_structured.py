@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from tiny_gguf import sentencepiece_keys, write_gguf
 
 from batchgen.engine import Engine, Grammar, Request, Sampling
 from batchgen.engine.grammars import Grammars
+from batchgen.engine.graphs import Eager
 from batchgen.engine.tokenizer import load_tokenizer
 
 SCHEMA = {
@@ -228,6 +230,27 @@ def test_equal_grammars_are_compiled_once(folder):
     ]
     run(engine, rows)
     assert engine.grammars.num_compiled == 1
+
+
+def test_masks_are_filled_beside_the_forward_pass(folder, monkeypatch):
+    """The pass of a step waits here until its masks are there: they must not wait for it in turn."""
+    engine, filled, fill = load(folder, forcing=False), threading.Event(), Grammars._fill
+
+    def filling(grammars, states):
+        fill(grammars, states)
+        filled.set()
+
+    class Waiting(Eager):
+        def forward(self, model, batch, pages):
+            assert filled.wait(30)
+            filled.clear()
+            return model.forward(batch, pages)
+
+    monkeypatch.setattr(Grammars, "_fill", filling)
+    engine._runner.executor = Waiting()
+    chosen = Sampling(max_tokens=30, temperature=0, grammar=Grammar.regex("(the|then) jumps over [a-z]{9}"))
+    (completion,) = engine.run([Request(0, PROMPTS[0], chosen)])  # each of its states comes for the first time
+    assert completion.finish_reason == "stop"
 
 
 def test_masks_are_filled_once_for_rows_in_the_same_state(folder, monkeypatch):

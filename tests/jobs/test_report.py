@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny
 from fake_models import FakeEngine, FakeModels
 from job_files import make_job, read_output, write_rows
 
@@ -56,6 +57,20 @@ def test_figures_are_those_of_the_rows(tmp_path: Path) -> None:
     for name, column in (("prompt", "prompt_tokens"), ("output", "completion_tokens")):
         lengths = findings.usage[column]
         assert sum(charts[name]["data"][0]["y"]) == np.count_nonzero(lengths)
+
+
+@pytest.mark.parametrize("speculation", ["layer_skip", "auto", "off"])
+def test_the_page_says_what_drafts_did(tmp_path: Path, speculation: str) -> None:
+    write_rows(tmp_path, 8)
+    model = tiny.tiny_model("llama3", tmp_path / "model")
+    settings = {"model__path": str(model), "engine__memory": "1MiB", "engine__speculation": speculation}
+    run(make_job(tmp_path, prompt__on_null="empty", generation__ignore_eos=True, **settings))
+    page, done = report_output(tmp_path / "out").read_text(), read_findings(tmp_path / "out").manifest.speculation
+    section = re.sub(r"<[^>]+>|\s+", " ", page[page.index("Speculation") :])
+    share = f"{done['accepted_tokens'] / done['drafted_tokens']:.0%}" if done["drafted_tokens"] else "none"
+    told = f"engine.speculation {speculation} steps {done['steps']} of them with drafts {done['drafted_steps']} "
+    assert f"{told}drafted tokens {done['drafted_tokens']} of them accepted {share}" in re.sub(" +", " ", section)
+    assert (done["drafted_steps"] > 0) == (speculation == "layer_skip") or speculation == "auto"
 
 
 def test_the_page_stands_alone(tmp_path: Path) -> None:
