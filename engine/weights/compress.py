@@ -81,7 +81,7 @@ def _int4(self: Compression, source: TensorSource, kind: str, rounding: Rounding
 
 def _kept_int4(self: Compression, source: TensorSource) -> tuple[Tensor, Tensor] | None:
     """Codes and scales of a source that has 4-bit codes around 8 in the same groups."""
-    stored = source.quantised()
+    stored = source.quantised(Int4Weight)
     if stored is None or stored.order is not None or not isinstance(stored.weight, Int4Weight):
         return None
     weight, scale = stored.weight, stored.weight.scale.float()
@@ -95,7 +95,7 @@ def _by_output(
     kept: type[Int8Weight] | type[Fp8Weight], quantise: Callable[[Tensor, torch.dtype], Int8Weight | Fp8Weight]
 ) -> Callable[[Compression, TensorSource, str, RoundingError], Pieces]:
     def pieces(self: Compression, source: TensorSource, kind: str, rounding: RoundingError) -> Pieces:
-        stored = source.quantised()
+        stored = source.quantised(kept)
         if stored is not None and isinstance(stored.weight, kept) and _is_by_output(stored.weight, self.dtype):
             return {"weight": stored.weight.q, "weight_scale": stored.weight.scale.to(self.dtype)}
         parts = []

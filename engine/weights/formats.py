@@ -31,8 +31,8 @@ Balance = Callable[[str], Tensor | None]  # factors [H] for the inputs of a part
 
 def int8_weight(source: TensorSource, part: str, target: "QuantisedFormat") -> Stored:
     """8-bit and 6-bit blocks as they are; anything else rounded, one scale for each output, turned if it pays."""
-    stored = source.quantised()
-    if stored is not None and isinstance(stored.weight, Int8Weight):
+    stored = source.quantised(Int8Weight)
+    if stored is not None:
         return stored
     if not target.kernels.turns(source.shape[1]):
         return _rounded(source, part, target.errors, to_int8)
@@ -51,8 +51,8 @@ def int8_model_weight(source: TensorSource, part: str, target: "QuantisedFormat"
 
 def _in_blocks(source: TensorSource) -> bool:
     """Stored in 8 bits with several scales for an output."""
-    stored = source.quantised()
-    return stored is not None and isinstance(stored.weight, Int8Weight) and stored.weight.group < source.shape[1]
+    stored = source.quantised(Int8Weight)
+    return stored is not None and stored.weight.group < source.shape[1]
 
 
 def _turned(source: TensorSource, part: str, target: "QuantisedFormat") -> Stored:
@@ -73,8 +73,8 @@ def int4_weight(source: TensorSource, part: str, target: "QuantisedFormat") -> S
 
 def fp8_weight(source: TensorSource, part: str, target: "QuantisedFormat") -> Stored:
     """8-bit floats as they are, any other head in whole numbers, anything else rounded, one scale for each output."""
-    stored = source.quantised()
-    if stored is not None and isinstance(stored.weight, Fp8Weight):
+    stored = source.quantised(Fp8Weight)
+    if stored is not None:
         return stored
     if part == HEAD:
         return int8_weight(source, part, target)

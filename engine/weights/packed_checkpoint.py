@@ -15,7 +15,7 @@ from torch import Tensor
 from ..spec import ModelError
 from .expand import slices
 from .layouts import LAYOUTS
-from .repack import Stored
+from .repack import QuantisedWeight, Stored
 from .schemes import PLAIN, Scheme
 from .tensors import TensorSource
 
@@ -65,8 +65,8 @@ class StoredTensor:
         numbered = torch.arange(self.shape[0])
         return (weight.values(numbered[rows])[:, columns] for rows in slices(*self.shape))
 
-    def quantised(self) -> Stored:
-        return self.stored
+    def quantised(self, *kinds: type[QuantisedWeight]) -> Stored | None:
+        return self.stored if not kinds or isinstance(self.stored.weight, kinds) else None
 
 
 class WithoutKVScales:

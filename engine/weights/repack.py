@@ -40,12 +40,15 @@ class Stored:
     order: Tensor | None = None
 
 
-def repack(kind: BlockType, raw: NDArray[np.uint8]) -> Stored | None:
-    """raw [rows, bytes per row] of a matrix; None for plain numbers."""
+def repack(kind: BlockType, raw: NDArray[np.uint8], *kinds: type[QuantisedWeight]) -> Stored | None:
+    """raw [rows, bytes per row] of a matrix; None for plain numbers, and for a weight that is of none of the kinds."""
     if kind.name not in _REPACK:
         return None
+    made, one = _REPACK[kind.name]
+    if kinds and made not in kinds:
+        return None
     parts = slices(len(raw), raw.shape[1] // kind.bytes * kind.size)
-    weights = [_REPACK[kind.name](blocks_of(kind, raw[part]), part.stop - part.start) for part in parts]
+    weights = [one(blocks_of(kind, raw[part]), part.stop - part.start) for part in parts]
     return Stored(stacked(weights))
 
 
@@ -120,11 +123,11 @@ def _mxfp4(blocks: Tensor, rows: int) -> Int8Weight:
     return Int8Weight(codes, scale, None, 32)
 
 
-_REPACK: dict[str, Callable[[Tensor, int], QuantisedWeight]] = {
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
-    "Q4_K": _q4_k,
-    "Q8_0": _q8_0,
-    "Q6_K": _q6_k,
-    "MXFP4": _mxfp4,
+_REPACK: dict[str, tuple[type[QuantisedWeight], Callable[[Tensor, int], QuantisedWeight]]] = {
+    "Q4_0": (Int4Weight, _q4_0),
+    "Q4_1": (Int4Weight, _q4_1),
+    "Q4_K": (Int4Weight, _q4_k),
+    "Q8_0": (Int8Weight, _q8_0),
+    "Q6_K": (Int8Weight, _q6_k),
+    "MXFP4": (Int8Weight, _mxfp4),
 }

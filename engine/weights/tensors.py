@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from .repack import Stored
+    from .repack import QuantisedWeight, Stored
 
 
 class TensorSource(Protocol):
@@ -39,8 +39,11 @@ class TensorSource(Protocol):
     def float_rows(self) -> "Iterator[Tensor]":
         """The values of a matrix in float32, a few rows at a time."""
 
-    def quantised(self) -> "Stored | None":
-        """The values of a matrix as whole numbers with scales, exactly; None for plain numbers."""
+    def quantised(self, *kinds: "type[QuantisedWeight]") -> "Stored | None":
+        """The values of a matrix as codes with scales, exactly; None for plain numbers.
+
+        With kinds also None, and nothing done, where the weight would be of none of them.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ class DenseTensor:
 
         return (self.values[rows].float() for rows in slices(*self.values.shape))
 
-    def quantised(self) -> None:
+    def quantised(self, *kinds: "type[QuantisedWeight]") -> None:
         return None
 
 
@@ -107,7 +110,7 @@ class PackedTensor:
         raws = (self.raw[rows] for rows in slices(*self.shape))
         return (replace(self, shape=(len(raw), self.shape[1]), raw=raw).dequantise(torch.float32) for raw in raws)
 
-    def quantised(self) -> "Stored | None":
+    def quantised(self, *kinds: "type[QuantisedWeight]") -> "Stored | None":
         from .repack import repack
 
-        return repack(self.kind, self.raw)
+        return repack(self.kind, self.raw, *kinds)

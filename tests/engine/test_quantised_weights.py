@@ -35,6 +35,7 @@ from batchgen.engine.weights.quantise import group_size, to_fp8, to_int4, to_int
 from batchgen.engine.weights.repack import Stored, stacked
 from batchgen.engine.weights.tensors import DenseTensor, PackedTensor
 from batchgen.kernels import Kernels
+from batchgen.kernels.linear_fp8 import Fp8Weight
 from batchgen.kernels.linear_int4 import Int4Weight
 from batchgen.kernels.linear_int8 import Int8Weight
 
@@ -70,6 +71,16 @@ def test_packed_blocks_are_kept_bit_for_bit(kind: Kind, shape: tuple[int, int]) 
     assert weight.group == GROUPS[kind]
     assert torch.equal(weight.values(), expected)
     assert weight.scale.dtype == (torch.float32 if kind in (Kind.Q4_K, Kind.Q6_K) else torch.float16)
+
+
+@pytest.mark.parametrize("kind", [*FOUR_BITS, *EIGHT_BITS], ids=lambda kind: kind.name)
+def test_blocks_of_another_kind_than_asked_for_are_left_alone(kind: Kind) -> None:
+    raw = np.ascontiguousarray(random_blocks(kind, 3, 256, seed=2)).view(np.uint8).reshape(3, -1)
+    source, made = PackedTensor(BLOCK_TYPES[kind.value], (3, 256), raw), Int4Weight if kind in FOUR_BITS else Int8Weight
+    for kinds in ((Int4Weight,), (Int8Weight,), (Fp8Weight,), (Int8Weight, Int4Weight)):
+        stored = source.quantised(*kinds)
+        assert (stored is not None) == (made in kinds)
+        assert stored is None or isinstance(stored.weight, made)
 
 
 def test_plain_numbers_are_not_whole() -> None:

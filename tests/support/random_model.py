@@ -17,7 +17,7 @@ from batchgen.engine.checkpoint import Checkpoint
 from batchgen.engine.config import EngineSettings
 from batchgen.engine.decoder import load_decoder
 from batchgen.engine.models import architecture
-from batchgen.engine.weights.repack import Stored
+from batchgen.engine.weights.repack import QuantisedWeight, Stored
 from batchgen.kernels.linear_fp8 import Fp8Weight
 from batchgen.kernels.linear_int4 import Int4Weight
 from batchgen.kernels.linear_int8 import Int8Weight
@@ -76,8 +76,9 @@ class RandomTensor:
     def float_rows(self) -> Iterator[Tensor]:
         yield self.dequantise(torch.float32)
 
-    def quantised(self) -> Stored | None:
-        return Stored(_CODES[self.form](self.shape, self.device)) if self.form in _CODES else None
+    def quantised(self, *kinds: type[QuantisedWeight]) -> Stored | None:
+        made = _CODES[self.form](self.shape, self.device) if self.form in _CODES else None
+        return None if made is None or (kinds and not isinstance(made, kinds)) else Stored(made)
 
 
 def _int4(shape: tuple[int, ...], device: torch.device) -> Int4Weight:
