@@ -68,7 +68,7 @@ def choose_formats(
         return load_decoder(checkpoint, number_format, place, ops, name)
 
     def answer(model: Decoder) -> Texts | None:
-        return _answers(model, checkpoint, load_tokenizer(tokenizer or path, revision), ops, prompts())
+        return answered(model, checkpoint, load_tokenizer(tokenizer or path, revision), ops, prompts())
 
     if (question.weight_trials or question.kv_trials) and reference is None:
         note = "not measured: the unquantised model does not fit the free memory"
@@ -123,7 +123,7 @@ def reference_dtype(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.de
     return next((kind for kind in (torch.float32, dtype) if count * kind.itemsize < room), None)
 
 
-def _answers(
+def answered(
     model: Decoder, checkpoint: Checkpoint, tokenizer: object, kernels: Kernels, prompts: Iterable[Sequence[int]]
 ) -> Texts | None:
     """The prompts that are measured on, each with the model's greedy answer; None when none has one."""

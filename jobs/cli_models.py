@@ -17,6 +17,11 @@ from .errors import UsageError
 @click.option(
     "--text", required=True, type=click.Path(path_type=Path), help="A UTF-8 text like the one the model will write."
 )
+@click.option(
+    "--job",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A job file: how often the greedy answers to its first rows take the same token is measured too.",
+)
 @click.option("--weights", default="native,int8,int4,fp8", show_default=True, help="Weight formats to measure.")
 @click.option(
     "--kv", default="fp8,int8,int4", show_default=True, help='KV cache formats, beside native weights; "" for none.'
@@ -44,6 +49,7 @@ def evaluate(model: str, text: Path, weights: str, kv: str, as_json: bool, **opt
     """Measure what a number format costs in accuracy, beside native weights in the reference dtype.
 
     Both see the same text: perplexity, Kullback-Leibler divergence, and how often the most likely token is the same.
+    With a job also how often it is the same in the answers that the native weights give to the job's first rows.
     """
     from .command_eval import EvalOptions, describe_evaluation, dump_evaluation
     from .command_eval import evaluate as measure

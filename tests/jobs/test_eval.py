@@ -43,6 +43,60 @@ def test_texts_are_cut_to_the_context(tmp_path: Path, text: Path, capsys: pytest
     assert json.loads(capsys.readouterr().out)[0]["tokens"] == 200 - 4
 
 
+def job_file(directory: Path, rows: list[str]) -> Path:
+    """A job over these texts; its own model is not there."""
+    (directory / "rows.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    path = directory / "job.yaml"
+    path.write_text(
+        "model: {path: ORG/elsewhere}\ninput: {path: rows.jsonl}\nprompt: {text: '{{ text }}', chat: false}\n"
+        "generation: {max_tokens: 8}\noutput: {path: out}\n"
+    )
+    return path
+
+
+def test_the_first_rows_of_a_job_are_answered_too(
+    model: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = job_file(tmp_path, [f"row {number}: the lazy dog" for number in range(40)])
+    command = ["eval", str(model), "--text", str(text), "--job", str(job), "--weights", "native,int4", "--kv", "int4"]
+    assert invoke([*command, "--dtype", "float32", "--tokens", "99", "--json"]) == 0
+    native, kv, int4 = json.loads(capsys.readouterr().out)
+    assert native["job_agreement"] == native["agreement"] == 1
+    assert 32 <= native["job_answer_tokens"] <= 32 * 24
+    assert 0 < int4["job_agreement"] < 1
+    assert 0 < kv["job_agreement"] < 1
+    assert int4["job_agreement"] != int4["agreement"]
+    assert invoke([*command, "--tokens", "99"]) == 0
+    heading, table, *lines = capsys.readouterr().out.splitlines()
+    assert heading.endswith(f" answer tokens of {job}")
+    assert table.endswith("same choice  of the job")
+    assert len({len(line) for line in (table, *lines)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "change", "code", "message"),
+    [
+        (["too long " * 2000], "", 1, "job.yaml: none of its first rows has an answer to measure on"),
+        (["a"], "on: error\n", 2, "job.yaml: on: unknown key"),
+    ],
+)
+def test_a_job_that_cannot_be_asked(
+    model: Path,
+    text: Path,
+    tmp_path: Path,
+    rows: list[str],
+    change: str,
+    code: int,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job = job_file(tmp_path, rows)
+    job.write_text(job.read_text() + change)
+    command = ["eval", str(model), "--text", str(text), "--job", str(job), "--weights", "native", "--kv", ""]
+    assert invoke(command) == code
+    assert message in capsys.readouterr().err
+
+
 def broken(folder: Path, value: float) -> Path:
     """A model with one weight of this value."""
     tensors = load_file(tiny.tiny_model("llama3", folder) / "model.safetensors")
