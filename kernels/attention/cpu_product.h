@@ -14,6 +14,7 @@ struct Single {
     using Sum = Vec;
     static constexpr int PACK = 1;
     static Vec add(Vec sum, Vec lanes, Vec value) { return fma(lanes, value, sum); }
+    static Vec power(Vec x) { return exp2<6>(x); }  // probabilities, as near as they are multiplied
 };
 
 #if defined(__AVX512BF16__)
@@ -22,6 +23,7 @@ struct Pairs {
     using Sum = Vec;
     static constexpr int PACK = 2;
     static Vec add(Vec sum, Vec lanes, Vec value) { return _mm512_dpbf16_ps(sum, (__m512bh)lanes, (__m512bh)value); }
+    static Vec power(Vec x) { return exp2_rough(x); }
 };
 #endif
 

@@ -47,8 +47,7 @@ struct Softening {
     Vec exponent[R], shift[R], total[R];
 
     Vec chance(int key, int r) const {
-        const Vec power = fma(load(&s.scores[key][(v + r) * WIDTH]), exponent[r], shift[r]);
-        return Values::PACK == 1 ? exp2<6>(power) : exp2_rough(power);
+        return Values::power(fma(load(&s.scores[key][(v + r) * WIDTH]), exponent[r], shift[r]));
     }
 
     // Of one key.

@@ -257,17 +257,17 @@ inline Vec exp2(Vec x) {
 #endif
 }
 
-// exp2 of numbers up to 127 to 1e-4 relative, for results that are rounded to bfloat16. Below 2^-125 nothing counts.
+#if defined(__AVX512F__)
+// exp2 to 1.1e-4 relative, for results that are rounded to bfloat16: a polynomial between whole numbers, where it meets
+// their powers. NaN stays NaN.
 inline Vec exp2_rough(Vec x) {
-    x = larger(splat(-125.0f), x);
-    const Vec shifter = splat(12582912.0f);
-    const Vec shifted = x + shifter;
-    const Vec f = x - (shifted - shifter);
-    Vec p = fma(splat(5.500895e-2f), f, splat(2.4221101e-1f));
-    p = fma(p, f, splat(6.9328293e-1f));
+    const Vec f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // x - floor(x), and 0 at -infinity
+    Vec p = fma(splat(7.826797e-2f), f, splat(2.2630768e-1f));
+    p = fma(p, f, splat(6.9542435e-1f));
     p = fma(p, f, splat(1.0f));
-    return (Vec)((Words)p + ((Words)shifted << 23));
+    return _mm512_scalef_ps(p, x);
 }
+#endif
 
 constexpr float LOG2_E = 1.44269504088896340736f;
 
