@@ -78,7 +78,8 @@ def make_tasks(items: AttentionItems, block_size: int, heads: Heads, threads: in
 def heads_at_once(lanes: Ints, heads: Heads, threads: int) -> Ints:
     """Key/value heads that a task of so many lanes a head takes, where enough tasks are left for all threads."""
     narrow = lanes <= NARROW_LANES
-    if threads > 1 and narrow.sum() < threads * TASKS_PER_THREAD:
+    tasks = np.where(narrow, 1, heads.num_kv_heads).sum()
+    if threads > 1 and tasks < threads * TASKS_PER_THREAD:
         return np.ones_like(lanes)
     most = np.minimum(UNIT_LANES // np.maximum(lanes, 1), max(1, UNIT_NUMBERS // heads.head_dim))
     parts = -(-heads.num_kv_heads // np.maximum(most, 1))

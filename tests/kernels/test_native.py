@@ -174,6 +174,15 @@ def test_one_long_row_is_shared_out_among_threads() -> None:
     assert len(make_tasks(items, 16, Heads(3, 3, 64), 2).item) > 2
 
 
+def test_one_row_beside_prompts_is_read_for_all_heads_at_once() -> None:
+    step = cases.decode(1, 200)
+    for _ in range(8):
+        step.sequence(0, 0, 64)
+    tasks = make_tasks(step.build()[0], 16, Heads(3, 3, 64), 2)
+    assert tasks.num_heads[tasks.num_queries == 1].tolist() == [3]
+    assert (tasks.num_heads[tasks.num_queries > 1] == 1).all()
+
+
 @each_native
 @pytest.mark.parametrize("head_dim", [1, 24, 31, 80, 96, 128, 256, MAX_NATIVE_HEAD_DIM])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
