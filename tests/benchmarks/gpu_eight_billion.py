@@ -9,14 +9,14 @@ from functools import partial
 from typing import Any
 
 import torch
+from same_rounding import as_rounded
 
 from batchgen.kernels import Kernels
 from batchgen.kernels.case import error
 from batchgen.kernels.linear_fp8 import Fp8Weight
 from batchgen.kernels.linear_int4 import Int4Weight
 from batchgen.kernels.linear_int8 import Int8Weight
-from batchgen.kernels.panels.reference import rounded
-from batchgen.kernels.rounding import BFLOAT16, INT8, OWN, Rounding
+from batchgen.kernels.rounding import OWN, Rounding
 from batchgen.kernels.sampling import Filters
 
 Made = tuple[Callable[[], Any], float | None, float, float]
@@ -113,17 +113,6 @@ def _call(
     }[type(weight)]
     packed = pack(weight)
     return lambda: op(x, packed, None, result), kernels.rounding(weight)
-
-
-def as_rounded(x: torch.Tensor, rule: Rounding) -> torch.Tensor:
-    """x as the table sees it, float32."""
-    if rule.numbers == INT8:
-        return rounded(x, rule.segment)
-    if rule.numbers in (OWN, BFLOAT16):
-        return x.float()
-    parts = x.float().unflatten(1, (-1, rule.segment))
-    unit = parts.abs().amax(-1, keepdim=True) / 448
-    return ((parts / unit).to(torch.float8_e4m3fn).float() * unit).flatten(1)
 
 
 def _logits(rows: int, vocabulary: int, device: torch.device) -> torch.Tensor:

@@ -1,8 +1,11 @@
 """The Triton kernels compiled for devices that are not here, in the sizes of an 8B model: nothing spills, all fits."""
 
+import re
+
 import pytest
 import torch
 from compiled import CAPABILITIES, OF_WORKSTATIONS, SHARED_LIMIT, compile_launch
+from gpu_table import PAGE, launches, works
 
 from batchgen.kernels.grouped import activations, narrow
 from batchgen.kernels.launch import Launch
@@ -109,3 +112,21 @@ def test_sampling_spills_nothing(name: str, capability: int) -> None:
     assert program.stack == 0
     assert program.shared <= SHARED_LIMIT[capability]
     assert name not in WHOLE_ROWS or program.wide_loads() > 0
+
+
+CASES, KERNELS = PAGE.read_text(encoding="utf-8").split("## What compilers make of them")
+
+
+def test_the_page_of_kernels_has_what_every_case_moves_and_computes() -> None:
+    rows = [line for line in CASES.splitlines() if line.startswith("| ")]
+    assert rows[1:] == [work.row() for work in works()]
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_the_page_of_kernels_says_what_was_made_of_each(capability: int) -> None:
+    """Figures change with the compiler, kernels do not."""
+    rows = [re.split(r" ?\| ?", line)[1:-1] for line in KERNELS.splitlines() if "KiB" in line and line.startswith("| ")]
+    column = 1 + CAPABILITIES.index(capability)
+    made = {row[0]: row[column] for row in rows if row[column]}
+    assert set(made) == {name for name, _ in launches(capability)}
+    assert all(re.fullmatch(r"\d+, \d+ KiB, \d+, [1-9]\d*", cell) for cell in made.values())

@@ -4,7 +4,8 @@ One step ahead and with recorded steps, so that attention plans are refilled in 
 """
 
 import pytest
-from interpreted_engine import CACHES, NATIVE, PLAIN, QUANTISED, TRITON, answers, plan
+import tiny
+from interpreted_engine import CACHES, NATIVE, PLAIN, TRITON, answers, plan
 
 pytestmark = pytest.mark.slow
 
@@ -28,11 +29,9 @@ def test_every_kv_type_reads_what_it_wrote(weights, kv_cache):
         assert mine == pytest.approx(theirs, abs=2e-3)
 
 
-@pytest.mark.parametrize(("weights", "kv_cache"), QUANTISED)
-def test_every_weight_format_is_as_near_to_float32_as_the_reference(weights, kv_cache):
-    exact = answers()["llama3", *NATIVE, PLAIN].logprobs
-    far = {}
-    for table in (TRITON, PLAIN):
-        found = answers()["llama3", weights, kv_cache, table].logprobs
-        far[table] = sum(abs(one[0] - true[0]) for one, true in zip(found, exact, strict=True)) / len(exact)
-    assert far[TRITON] <= 2 * far[PLAIN] + 0.05
+@pytest.mark.parametrize(("family", "weights", "kv_cache"), tiny.CROSSED)
+def test_every_pair_of_formats_comes_to_the_reference_that_rounds_alike(family, weights, kv_cache):
+    """First tokens: a code next to a tie may be another, and with it what follows."""
+    here, there = (answers()[family, weights, kv_cache, table] for table in (TRITON, PLAIN))
+    for mine, theirs in zip(here.logprobs, there.logprobs, strict=True):
+        assert mine[0] == pytest.approx(theirs[0], abs=0.03)

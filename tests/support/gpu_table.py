@@ -189,7 +189,7 @@ def cell(program: Program, warps: int) -> str:
 def compiled() -> dict[str, dict[int, str]]:
     """By kernel and capability; a kernel that a capability has no use for is not in its column."""
     found: dict[str, dict[int, str]] = {}
-    for capability in CAPABILITIES:
+    for capability in sorted(CAPABILITIES, reverse=True):  # the oldest one lacks some
         for name, launch in launches(capability):
             found.setdefault(name, {})[capability] = cell(compile_launch(launch, capability), launch.num_warps)
     return found

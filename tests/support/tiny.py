@@ -57,6 +57,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"model_type": "qwen3", "head_dim": 24},
 }
 
+# Every quantised weight with every quantised KV cache, over all families.
+CROSSED = (
+    ("llama2", "int8", "fp8"),
+    ("llama3", "int4", "int8"),
+    ("smollm2", "fp8", "int4"),
+    ("mistral", "int8", "int4"),
+    ("qwen2", "int4", "fp8"),
+    ("qwen3", "fp8", "int8"),
+    ("mistral", "fp8", "fp8"),
+    ("qwen2", "int8", "int8"),
+    ("qwen3", "int4", "int4"),
+)
+
 
 def tiny_model(family: str, folder: Path, *, chat_template: bool = True, seed: int = 0, **overrides: Any) -> Path:
     """Writes config, safetensors, tokenizer and generation config of a tiny random model; returns the folder.
