@@ -7,11 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..kernels import Kernels
 from ..kernels.kv_format import KVFormat, LayerPages, Pages
 from ..kernels.native.memory import populate
+from .link import Link
 
 ALIGNMENT = 64  # bytes: vectors of common widths then fill whole cache lines
-COPY_BYTES = 64 * 2**20  # less than the step that follows takes of a device
 _BY_LAYER = 1, 2, 3, 0, 4, 5  # [N, layers, 2, K, B, width], as it lies on the host, to [layers, 2, K, N, B, width]
 _BY_BLOCK = 3, 0, 1, 2, 4, 5  # and back
 
@@ -49,12 +50,12 @@ class KVPages:
         self._scales = _zeros((*sizes, kind.num_scales(width)), torch.float32, device)
         self._layers = tuple(LayerPages(self._pages(index, 0), self._pages(index, 1)) for index in range(sizes[0]))
 
-    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+    def copy_blocks(self, pairs: list[tuple[int, int]], kernels: Kernels, link: Link) -> None:
         """Copies whole blocks, (source, destination) each, in every layer; no destination is a source."""
-        copy = copy_each if self._codes.is_cpu else copy_at_once
-        for stored in (self._codes, self._scales):
-            if pairs and stored.numel():
-                copy(stored, pairs)
+        if pairs:
+            places = link.to_device(np.array(pairs, np.int64))
+            for stored in (self._codes, self._scales):
+                kernels.copy_blocks(stored, places)
 
     def populate(self, num_blocks: int) -> None:
         """Has memory found for the first so many blocks where it would be when they are first written to."""
@@ -73,23 +74,6 @@ class KVPages:
 
     def _pages(self, layer: int, side: int) -> Pages:
         return Pages(self.shape.format, self._codes[layer, side], self._scales[layer, side], self.shape.head_dim)
-
-
-def copy_each(stored: Tensor, pairs: list[tuple[int, int]]) -> None:
-    """Block by block, as they lie side by side on the host."""
-    for source, destination in pairs:
-        stored[:, :, :, destination] = stored[:, :, :, source]
-
-
-def copy_at_once(stored: Tensor, pairs: list[tuple[int, int]]) -> None:
-    """Many pairs a launch, no more than COPY_BYTES held aside; as bytes: not every dtype of codes can be indexed."""
-    stored_bytes = stored.view(torch.uint8)
-    most = max(1, COPY_BYTES * stored_bytes.shape[3] // max(1, stored_bytes.numel()))
-    for first in range(0, len(pairs), most):
-        places = torch.tensor(pairs[first : first + most])
-        places = places.pin_memory() if stored.is_cuda else places  # or the copy may wait for the step under way
-        source, destination = places.to(stored.device, non_blocking=True).unbind(1)
-        stored_bytes[:, :, :, destination] = stored_bytes[:, :, :, source]
 
 
 def _zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

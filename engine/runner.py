@@ -111,7 +111,7 @@ class Runner:
     def launch(self, step: Step) -> Callable[[], list[list[Drawn]]]:
         """Starts the step; what is returned waits for it, and gives one list per feed."""
         self._link.bind()  # another engine of this thread may have run since
-        self.pages.copy_blocks(step.copies)
+        self.pages.copy_blocks(step.copies, self.kernels, self._link)
         self.observer.copied(step.copies)
         self.latest = parts = self._isolate(step.feeds)
         return lambda: [drawn for part in parts for drawn in part.wait()]

@@ -41,6 +41,9 @@ class Kernels(Protocol):
     ) -> "Tensor":
         """`pages` are written in place."""
 
+    def copy_blocks(self, stored: "Tensor", pairs: "Tensor") -> None:
+        """`stored` is written in place."""
+
     def swiglu(self, gate_up: "Tensor") -> "Tensor": ...
 
     def pack_dense(self, weight: "Tensor", bias: "Tensor | None") -> Any:

@@ -4,6 +4,7 @@ from .attention import cases as attention
 from .attention import format_cases as attention_formats
 from .attention import gpu_cases as attention_gpu
 from .case import Op
+from .copy_blocks import cases as copy_blocks
 from .draw import cases as draw
 from .linear import cases as linear
 from .linear_fp8 import cases as linear_fp8
@@ -22,6 +23,7 @@ OPS: tuple[Op, ...] = (
     rms_norm.ADDED_OP,
     rotate_write.OP,
     rotate_write.FORMATS_OP,
+    copy_blocks.OP,
     swiglu.OP,
     linear.OP,
     linear_int8.OP,

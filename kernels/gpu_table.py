@@ -13,6 +13,7 @@ from .attention import AttentionItems, Masking
 from .attention import gpu as gpu_attention
 from .attention.gpu_choice import Tiles
 from .chip import Chip
+from .copy_blocks import gpu as gpu_copy_blocks
 from .grouped.choice import Choices
 from .kv_format import LayerPages
 from .linear_fp8 import Fp8Weight
@@ -44,6 +45,9 @@ class GpuKernels(ReferenceKernels):
 
     def add_rms_norm(self, residual: Tensor, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         return gpu_rms_norm.add_rms_norm(residual, x, weight, epsilon)
+
+    def copy_blocks(self, stored: Tensor, pairs: Tensor) -> None:
+        gpu_copy_blocks.copy_blocks(stored, pairs)
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         return gpu_swiglu.swiglu(gate_up)

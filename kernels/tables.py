@@ -13,6 +13,7 @@ from .attention import AttentionItems, Masking
 from .attention import native as native_attention
 from .attention.reference import attention, plan_attention
 from .chip import chip_of
+from .copy_blocks.reference import copy_blocks
 from .draw import DrawnLinear
 from .draw import native as native_draw
 from .draw.reference import draw
@@ -71,6 +72,9 @@ class ReferenceKernels:
         self, query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, pages: LayerPages
     ) -> Tensor:
         return rotate_write(query, key, value, cos, sin, slots, pages)
+
+    def copy_blocks(self, stored: Tensor, pairs: Tensor) -> None:
+        copy_blocks(stored, pairs)
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         return swiglu(gate_up)

@@ -30,38 +30,6 @@ def prompts() -> list[list[int]]:
 
 
 @each_format
-def test_copies_at_once_equal_copies_one_by_one(kv_cache: str) -> None:
-    shape = kv.KVShape(2, 3, 10, kv_format.FORMATS[kv_cache])
-    pages = kv.KVPages(shape, 7, 4, CPU)
-    for stored in (pages._codes, pages._scales):
-        stored.view(torch.uint8).random_(0, 120)
-        one_by_one, at_once = stored.clone(), stored.clone()
-        kv.copy_each(one_by_one, [(5, 1), (5, 2), (0, 6)])
-        kv.copy_at_once(at_once, [(5, 1), (5, 2), (0, 6)])
-        assert torch.equal(one_by_one.view(torch.uint8), at_once.view(torch.uint8))
-        assert stored.numel() == 0 or not torch.equal(at_once.view(torch.uint8), stored.view(torch.uint8))
-
-
-@pytest.mark.parametrize(("blocks_aside", "parts"), [(0.5, [1] * 5), (1, [1] * 5), (2.5, [2, 2, 1]), (9, [5])])
-def test_copies_at_once_hold_few_bytes_aside(monkeypatch, blocks_aside: float, parts: list[int]) -> None:
-    stored = torch.rand(2, 2, 3, 12, 4, 10)
-    expected, pairs = stored.clone(), [(0, 6), (0, 7), (1, 8), (2, 9), (3, 10)]
-    kv.copy_each(expected, pairs)
-    monkeypatch.setattr(kv, "COPY_BYTES", int(blocks_aside * 2 * 2 * 3 * 4 * 40))
-    held = []
-
-    class Watched(torch.Tensor):
-        def __getitem__(self, index):
-            found = super().__getitem__(index)
-            held.append(found.shape[3])
-            return found
-
-    kv.copy_at_once(stored.as_subclass(Watched), pairs)
-    assert held == parts
-    assert torch.equal(stored, expected)
-
-
-@each_format
 def test_the_first_blocks_are_populated_with_their_scales(monkeypatch, kv_cache: str) -> None:
     populated = []
     monkeypatch.setattr(kv, "populate", populated.append)
@@ -163,9 +131,9 @@ def test_a_copied_block_needs_both(answers, kv_cache, side, monkeypatch):
     folder, expected = answers("llama3", kv_cache)
     real = kv.KVPages.copy_blocks
 
-    def half(pages, pairs):
+    def half(pages, *arguments):
         before = getattr(pages, side).clone()
-        real(pages, pairs)
+        real(pages, *arguments)
         getattr(pages, side).copy_(before)
 
     monkeypatch.setattr(kv.KVPages, "copy_blocks", half)

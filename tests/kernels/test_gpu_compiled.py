@@ -7,6 +7,7 @@ import torch
 from compiled import CAPABILITIES, OF_WORKSTATIONS, SHARED_LIMIT, compile_launch
 from gpu_table import PAGE, launches, works
 
+from batchgen.kernels.copy_blocks import gpu as copy_blocks
 from batchgen.kernels.grouped import activations, narrow
 from batchgen.kernels.launch import Launch
 from batchgen.kernels.rms_norm import gpu as rms_norm
@@ -32,6 +33,7 @@ ELEMENTWISE = {
     "rms_norm": _norm(add=False),
     "add_rms_norm": _norm(add=True),
     "swiglu": swiglu.plan(empty(512, 28672), empty(512, 14336)),
+    "copy_blocks": copy_blocks.plan(empty(32, 2, 8, 50_001, 16, 128), empty(9, 2, dtype=torch.int64)),
 }
 ROWS, VOCABULARY = 512, 128256
 

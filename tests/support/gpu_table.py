@@ -16,6 +16,7 @@ from eight_billion import SHAPES, WEIGHTS, activations, choice_of, weight
 from batchgen.kernels.attention import Masking, gpu, gpu_cases
 from batchgen.kernels.attention.gpu_choice import Tiles
 from batchgen.kernels.chip import Chip
+from batchgen.kernels.copy_blocks import gpu as copy_blocks
 from batchgen.kernels.grouped import gpu as grouped
 from batchgen.kernels.grouped.choice import Choices
 from batchgen.kernels.kv_format import LayerPages
@@ -33,6 +34,7 @@ REGISTERS, SHARED = 65536, {80: 164 * 1024, 90: 228 * 1024, 100: 228 * 1024}  # 
 THREADS, MOST_PROGRAMS = 2048, 32
 BANDWIDTH, BFLOAT16, FLOAT8 = 4.3e12, 790e12, 1.5e15  # of an H200, attainable
 ROWS, HIDDEN, MLP, VOCABULARY = 512, 4096, 14336, 128256
+KEYS = 131072  # bytes of a token, all layers, bfloat16
 TOKENS = (16, 64, 512)
 FORMATS = ("bfloat16", "fp8", "int8", "int4")
 PRODUCTS = (
@@ -110,6 +112,7 @@ def works() -> Iterator[Work]:
         "sum and RMS norm": 4 * hidden,
         "gated activation": 2 * ROWS * 3 * MLP,
         "rotation and write, bfloat16": 2 * ROWS * 128 * (48 + 48),
+        "copies of a block for each": 2 * ROWS * 16 * KEYS,
         "draw, greedy or from all": logits,
         "draw, top-k or top-p": 3 * logits,
         "log-probabilities": 2 * logits,
@@ -132,6 +135,7 @@ def launches(capability: int) -> Iterator[tuple[str, Launch]]:
     hidden = half(ROWS, HIDDEN)
     yield "sum and RMS norm", rms_norm.plan(hidden, hidden, half(HIDDEN), hidden, 1e-5, add=True)
     yield "gated activation", swiglu.plan(half(ROWS, 2 * MLP), half(ROWS, MLP))
+    yield "copies of blocks", copy_blocks.plan(half(32, 2, 8, 50_001, 16, 128), whole(9, 2))
     yield from _sampling()
 
 
