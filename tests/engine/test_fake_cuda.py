@@ -12,6 +12,7 @@ pytestmark = pytest.mark.slow
 
 PRODUCTS = {"native": "aten::linear", "int8": "aten::_int_mm", "fp8": "aten::_scaled_mm", "int4": "aten::linear"}
 ALL = {"attend", "turn_and_store", "normalise", "gate", "draw_from_all", "gather_candidates", "penalise_entries"}
+ALL |= {"copy_words"}  # of blocks in which prompts part
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="torch knows real devices")
