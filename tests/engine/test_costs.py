@@ -104,6 +104,34 @@ def test_kinds_of_work_get_settings_of_their_own() -> None:
     assert len({chosen(kind).settings for kind in kinds}) == len(kinds)
 
 
+ASKED = {  # prompt tokens that all rows share and that one has alone, and what is asked of it
+    "short classification": (30, 60, Sampling(max_tokens=8, grammar=Grammar.choices(["io", "text", "networking"]))),
+    "long shared prefix": (1800, 60, Sampling(max_tokens=32, ignore_eos=True)),
+    "long document, short answer": (30, 4000, Sampling(max_tokens=16, ignore_eos=True)),
+    "short prompt, long answer": (10, 20, Sampling(max_tokens=512, ignore_eos=True)),
+    "extraction to JSON": (350, 300, Sampling(max_tokens=300, grammar=Grammar.json_schema({"type": "object"}))),
+    "eight samples": (0, 120, Sampling(max_tokens=350, temperature=1.0, n=8, ignore_eos=True)),
+}
+
+
+def asked_rows(common: int, own: int, sampling: Sampling, count: int = 64) -> list[Request]:
+    return [
+        Request(key, [*range(common), *([5000 + key] * min(1, own)), *range(6000, 6000 + own - 1)], sampling)
+        for key in range(count)
+    ]
+
+
+def test_the_first_rows_of_each_kind_lead_to_settings_of_its_own() -> None:
+    found = {name: chosen(workload_of(asked_rows(*kind), 5000)).settings for name, kind in ASKED.items()}
+    assert len(set(found.values())) == len(ASKED), found
+    assert not found["short classification"].speculation
+    assert found["long shared prefix"].sharing > found["long document, short answer"].sharing
+    narrow = {name for name, settings in found.items() if settings.kv_cache != "bfloat16"}
+    assert "short prompt, long answer" in narrow
+    assert not narrow & {"short classification", "long shared prefix", "long document, short answer"}
+    assert found["long document, short answer"].max_sequences < found["eight samples"].max_sequences
+
+
 def test_a_larger_step_must_save_more_than_a_tenth_of_what_the_first_row_waits_for_it() -> None:
     label = Workload(256, own=160, common=396, computed=162, answer=32, longest=600)
     found = chosen(label, memory=4 * 2**30)

@@ -111,6 +111,16 @@ def test_a_layer_that_knows_the_further_token_is_always_right(tmp_path):
         assert statistics.steps < 1.3 * plain.statistics.steps / (1 + tokens)
 
 
+@pytest.mark.parametrize("settings", [{"weights": "int8"}, {"weights": "int4"}, {"kv_cache": "int8"}], ids=str)
+def test_the_target_may_be_in_any_format(tmp_path, settings):
+    """The layer is in the compute dtype, and draws by the target's own head from states as the target rounds them."""
+    folder = tiny_mimo(tmp_path, copying=True)
+    requests = requests_of(Sampling(max_tokens=24, temperature=0, ignore_eos=True))
+    engine = load(folder, mtp(2), **settings)
+    assert answers(engine, requests) == answers(load(folder, "off", **settings), requests)
+    assert engine.statistics.accepted_tokens > 0.9 * engine.statistics.drafted_tokens > 50
+
+
 def test_the_model_itself_is_qwen2(folder, tmp_path):
     other = tiny.tiny_model("qwen2", tmp_path)
     requests = requests_of(OPTIONS["sampled"])
