@@ -74,9 +74,19 @@ def _pack_quantized(pieces: Pieces, scheme: Scheme) -> Stored:
         raise ValueError(f"weight_shape says {pieces['weight_shape'].tolist()}, the codes {list(codes.shape)}")
     if scheme.symmetric:
         zeros = torch.full(scale.shape, 2 ** (scheme.bits - 1))
+        _require_no_zeros(pieces, scheme)
     else:
         zeros = _along_first(pieces["weight_zero_point"], scheme.bits)[: len(codes)]
     return _grouped(codes, scale, zeros, scheme, pieces.get("weight_g_idx"))
+
+
+def _require_no_zeros(pieces: Pieces, scheme: Scheme) -> None:
+    """Zero points that a symmetric scheme has no use for say nothing: plain zeros, or the middle code packed."""
+    stored = pieces.get("weight_zero_point")
+    if stored is None or not bool(stored.any()):
+        return
+    if stored.dtype != torch.int32 or bool((_numbers(stored, scheme.bits) != 2 ** (scheme.bits - 1)).any()):
+        raise ValueError("the config calls it symmetric, yet its weight_zero_point shifts it")
 
 
 def _int_quantized(pieces: Pieces, scheme: Scheme) -> Stored:
@@ -133,6 +143,8 @@ def _numbers(words: Tensor, bits: int) -> Tensor:
 
 def _grouped(codes: Tensor, scale: Tensor, zeros: Tensor, scheme: Scheme, index: Tensor | None) -> Stored:
     """codes [N, K], scale and zeros [N, groups]: value = scale * (code - zero), groups by `index` [K] where given."""
+    if not scale.is_floating_point():
+        raise ValueError(f"scales are {scale.dtype}, no floats")
     inputs = codes.shape[1]
     group = inputs if scheme.group == -1 else scheme.group
     if scale.shape != (len(codes), -(-inputs // group)) or zeros.shape != scale.shape:

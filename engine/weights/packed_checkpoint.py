@@ -113,11 +113,7 @@ class PackedReader:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         plain = {name: shape for name, shape in self._stored.items() if name not in self._pieces}
-        packed_shapes = {
-            f"{module}.weight": self._layout.shape(self._stored[f"{module}.{self._layout.codes}"], self._scheme)
-            for module in self._modules
-        }
-        return {**plain, **packed_shapes}
+        return {**plain, **{f"{module}.weight": self._shape(module) for module in self._modules}}
 
     def tensors(self, wanted: Container[str]) -> Iterator[tuple[str, TensorSource]]:
         weights = {f"{module}.weight": module for module in self._modules}
@@ -133,13 +129,22 @@ class PackedReader:
     def _named(self, pieces: tuple[str, ...]) -> set[str]:
         return {name for module in self._modules for piece in pieces if (name := f"{module}.{piece}") in self._stored}
 
+    def _shape(self, module: str) -> tuple[int, int]:
+        """Raises ModelError for codes that are no matrix."""
+        name = f"{module}.{self._layout.codes}"
+        if len(self._stored[name]) != 2:
+            raise ModelError(f"{name} is {list(self._stored[name])}, no matrix")
+        return self._layout.shape(self._stored[name], self._scheme)
+
     def _weight(self, module: str) -> Stored:
         names = [piece for piece in self._layout.pieces if f"{module}.{piece}" in self._stored]
         try:
             pieces = {piece: self._reader.tensor(f"{module}.{piece}") for piece in names}
             stored = self._layout.unpack(pieces, self._scheme)
             self._tell(module, self._layout.doubt(pieces, self._scheme))
-        except (KeyError, ValueError, RuntimeError) as error:
+        except KeyError as missing:
+            raise ModelError(f"{module}: its packed weight cannot be read ({missing.args[0]} is missing)") from None
+        except (ValueError, RuntimeError) as error:
             raise ModelError(f"{module}: its packed weight cannot be read ({error})") from None
         return stored
 

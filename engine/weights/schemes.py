@@ -1,6 +1,7 @@
 """What a checkpoint's quantization settings say: the method and its fields, checked. Imports no torch, reads no tensor.
 
-Everything that is not understood is refused by name: a wrong guess here gives a model that talks nonsense.
+Everything that is not understood is refused by name: a wrong guess here gives a model that talks nonsense. Values are
+looked for in tuples: those of a damaged file may be lists, which no table can look up.
 """
 
 from collections.abc import Mapping
@@ -36,8 +37,10 @@ def scheme(config: Mapping[str, Any]) -> Scheme | None:
         settings = config.get(field)
         if not settings:
             continue
-        method = settings.get("quant_method", "unnamed") if isinstance(settings, Mapping) else settings
-        if method not in _PARSE:
+        if not isinstance(settings, Mapping):
+            raise ModelError(f"config field {field}: must be a mapping, got {str(settings)[:60]!r}")
+        method = settings.get("quant_method", "unnamed")
+        if method not in METHODS:
             known = ", ".join(METHODS)
             raise ModelError(
                 f"config field {field}: quantisation method {method!r} is not supported (there are: {known}); "
@@ -49,6 +52,14 @@ def scheme(config: Mapping[str, Any]) -> Scheme | None:
 
 def _refuse(field: str, name: str, value: object) -> ModelError:
     return ModelError(f"config field {field}.{name}: {str(value)[:60]!r} is not supported")
+
+
+def _mapping(settings: Mapping[str, Any], field: str, name: str) -> Mapping[str, Any]:
+    """An empty one where nothing is said."""
+    value = settings.get(name) or {}
+    if not isinstance(value, Mapping):
+        raise _refuse(field, name, value)
+    return value
 
 
 def _bits(settings: Mapping[str, Any], field: str, name: str, known: tuple[int, ...]) -> int:
@@ -92,24 +103,25 @@ def _awq(settings: Mapping[str, Any], field: str) -> Scheme:
 
 def _compressed(settings: Mapping[str, Any], field: str) -> Scheme:
     for name in ("transform_config", "sparsity_config"):
-        if settings.get(name) and settings[name].get("format") != "dense":
+        if settings.get(name) and _mapping(settings, field, name).get("format") != "dense":
             raise _refuse(field, name, settings[name])
-    groups = list((settings.get("config_groups") or {}).values())
+    named = _mapping(settings, field, "config_groups")
+    groups = [_mapping(named, f"{field}.config_groups", name) for name in named]
     if not groups and settings.get("kv_cache_scheme"):
         return Scheme(PLAIN, 16, -1, True)
-    kinds = [(group.get("format") or settings.get("format"), group.get("weights") or {}) for group in groups]
+    kinds = [(group.get("format") or settings.get("format"), _mapping(group, field, "weights")) for group in groups]
     if not kinds or any(kind != kinds[0] for kind in kinds):
         raise _refuse(field, "config_groups", f"{len(groups)} groups")
     layout, weights = kinds[0]
-    if layout not in _COMPRESSED or weights.get("type", "int") != _COMPRESSED[layout].type:
+    if layout not in tuple(_COMPRESSED) or weights.get("type", "int") != _COMPRESSED[layout].type:
         raise _refuse(field, "format", layout)
     bits = _bits(weights, f"{field}.weights", "num_bits", _COMPRESSED[layout].bits)
-    if any((group.get("input_activations") or {}).get("symmetric") is False for group in groups):
+    if any(_mapping(group, field, "input_activations").get("symmetric") is False for group in groups):
         raise _refuse(field, "input_activations.symmetric", False)
     if layout == "float-quantized":
         return Scheme(layout, bits, -1, True, _compressed_block(weights, f"{field}.weights"))
     order = weights.get("actorder") or None
-    if order not in _ACTIVATION_ORDERS:
+    if order not in tuple(_ACTIVATION_ORDERS):
         raise _refuse(f"{field}.weights", "actorder", order)
     symmetric = bool(weights.get("symmetric", True))
     return Scheme(layout, bits, _group(weights, field), symmetric, reordered=_ACTIVATION_ORDERS[order])

@@ -20,6 +20,7 @@ from batchgen.engine.checkpoint import open_checkpoint
 from batchgen.engine.decoder import Decoder, load_decoder
 from batchgen.engine.linear import QuantisedLinear, SideBySide
 from batchgen.engine.spec import ModelError
+from batchgen.engine.weights.schemes import scheme
 from batchgen.kernels.linear_fp8 import Fp8Weight
 from batchgen.kernels.linear_fp8.cases import NUMBERS
 from batchgen.kernels.linear_int4 import Int4Weight
@@ -422,7 +423,7 @@ def test_a_missing_piece_is_refused(tmp_path: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.layers.0.mlp.up_proj.qzeros"]
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ModelError, match=r"up_proj: its packed weight cannot be read \('qzeros'\)"):
+    with pytest.raises(ModelError, match=r"up_proj: its packed weight cannot be read \(qzeros is missing\)"):
         load(folder, "native")
 
 
@@ -452,3 +453,84 @@ def test_settings_not_understood_are_refused(settings: dict[str, Any], words_: s
     repack_folder(folder, settings, gptq())
     with pytest.raises(ModelError, match=words_):
         load(folder, "native")
+
+
+def zero_points(stored: Callable[[int, int], torch.Tensor]) -> Callable[[Tensors], None]:
+    """Adds zero points, of so many outputs and groups, to the modules."""
+
+    def edit(tensors: Tensors) -> None:
+        for module in [name.removesuffix("_packed") for name in tensors if name.endswith(".weight_packed")]:
+            tensors[f"{module}_zero_point"] = stored(*tensors[f"{module}_scale"].shape).contiguous()
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("stored", "is_read"),
+    [
+        (lambda outputs, groups: words(torch.full((groups, outputs), 8), 4).T, True),
+        (lambda outputs, groups: torch.zeros(outputs, groups, dtype=torch.int8), True),
+        (lambda outputs, groups: words(torch.full((groups, outputs), 7), 4).T, False),
+        (lambda outputs, groups: torch.ones(outputs, groups, dtype=torch.int8), False),
+    ],
+    ids=["middle", "zeros", "packed", "plain"],
+)
+def test_zero_points_beside_a_symmetric_scheme_must_say_nothing(
+    stored: Callable[[int, int], torch.Tensor], is_read: bool, tmp_path: Path
+) -> None:
+    """They were not looked at, whatever they said."""
+    settings, pack = FORMATS["compressed symmetric"]
+    folder = edited_folder(tmp_path / "model", settings, pack, zero_points(stored))
+    if is_read:
+        plain = edited_folder(tmp_path / "plain", settings, pack, without(".nothing"))
+        found = prompt_logits(load(folder, "native"), [PROMPT])[0]
+        assert torch.equal(found, prompt_logits(load(plain, "native"), [PROMPT])[0])
+    else:
+        with pytest.raises(ModelError, match=r"_proj: .*symmetric, yet its weight_zero_point shifts it"):
+            load(folder, "native")
+
+
+@pytest.mark.parametrize(
+    ("name", "piece", "change", "message"),
+    [
+        ("gptq v1", ".qweight", lambda words: words.flatten(), r"down_proj\.qweight is \[768\], no matrix"),
+        ("gptq v1", ".qweight", lambda words: words[None], r"down_proj\.qweight is \[1, 12, 64\], no matrix"),
+        ("float-quantized", "down_proj.weight", lambda codes: codes.flatten(), r"down_proj\.weight is \[6144\]"),
+        ("awq", ".scales", lambda scales: scales.int(), r"down_proj: .*\(scales are torch\.int32, no floats"),
+    ],
+)
+def test_pieces_of_another_kind_are_refused(
+    name: str, piece: str, change: Callable[[torch.Tensor], torch.Tensor], message: str, tmp_path: Path
+) -> None:
+    folder = edited_folder(tmp_path / "model", *FORMATS[name], changed(piece, change))
+    with pytest.raises(ModelError, match=message):
+        load(folder, "native")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ([1], r"quantization_config: must be a mapping, got '\[1\]'"),
+        ("gptq", "quantization_config: must be a mapping, got 'gptq'"),
+        ({**compressed_settings("pack-quantized"), "config_groups": "all"}, "config_groups: 'all'"),
+        ({**compressed_settings("pack-quantized"), "config_groups": [1]}, r"config_groups: '\[1\]'"),
+        ({**compressed_settings("pack-quantized"), "config_groups": {"a": 4}}, r"config_groups\.a: '4'"),
+        ({**compressed_settings("pack-quantized"), "config_groups": {"a": {"weights": 4}}}, "weights: '4'"),
+        ({**compressed_settings("pack-quantized"), "config_groups": {"a": None}}, "format|num_bits"),
+        ({**compressed_settings("pack-quantized"), "sparsity_config": "2:4"}, "sparsity_config: '2:4'"),
+        ({**compressed_settings("pack-quantized"), "transform_config": [1]}, r"transform_config: '\[1\]'"),
+        ({**compressed_settings("pack-quantized"), "format": ["pack"]}, "format"),
+        ({"quant_method": ["gptq"]}, "quantisation method"),
+        ({**gptq_settings(), "bits": [4]}, "bits"),
+        ({**gptq_settings(), "checkpoint_format": ["gptq"]}, "checkpoint_format"),
+        ({**AWQ_SETTINGS, "version": ["gemm"]}, "version"),
+        ({"quant_method": "fp8", "fmt": ["e4m3"]}, "fmt"),
+        (compressed_settings("pack-quantized", actorder=["group"]), "actorder"),
+        (compressed_settings("pack-quantized", num_bits="4"), "num_bits"),
+        (float_settings(strategy=["tensor"]), "strategy"),
+    ],
+    ids=str,
+)
+def test_settings_of_another_kind_are_refused_by_name(settings: Any, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        scheme({"quantization_config": settings})
