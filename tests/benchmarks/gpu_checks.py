@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from gpu_results import Budget
 from gpu_workers import LEFT_OUT, Call, outcomes, started
+from same_rounding import SameRounding
 from torch import Tensor
 
 from batchgen import kernels as op_tables
@@ -27,6 +28,8 @@ FORMATS = ("native", "int8", "int4", "fp8")
 KV_FORMATS = ("fp8", "int8", "int4")
 SUMS_OF_E4M3 = 2e-3  # some 14 bits of the largest of 128 products
 BROKEN: list[str] = []  # the case behind which the device gave this process up
+PAIRS = 3  # of formats: each weight and each KV cache once
+ALIKE = 0.1  # in log-probability, between tables that round activations alike: sums of 8-bit floats keep 14 bits
 MOST_RISE = 2.0, 0.05  # times the CPU's own distance from float32, and beside it, in log-probability
 
 
@@ -137,14 +140,22 @@ def _models(folder: Path, device: torch.device, smoke: bool) -> dict[str, tuple[
     exact: dict[str, tuple[str, str, dict[str, str]]] = {
         f"{family} float32": (path, str(device), {}) for family, path in paths.items()
     }
-    return exact | {f"{families[0]} {name}": (paths[families[0]], str(device), one) for name, one in _formats(smoke)}
+    pairs = [(families[0], "int4", "fp8")] if smoke else tiny.CROSSED[:PAIRS]
+    chosen = [(families[0], name, one) for name, one in _formats(smoke)]
+    chosen += [
+        (family, f"weights {weights}, KV {cache}", {"weights": weights, "kv_cache": cache})
+        for family, weights, cache in pairs
+    ]
+    return exact | {f"{family} {name}": (paths[family], str(device), one) for family, name, one in chosen}
 
 
 def check_model(path: str, device: str, chosen: dict[str, str]) -> dict[str, Any]:
-    """In float32 the tokens, in a format that is chosen the log-probabilities, beside those on the CPU."""
+    """In float32 the tokens, in formats that are chosen the log-probabilities, beside those on the CPU."""
     try:
-        if chosen:
+        if "dtype" in chosen:
             return _near(Path(path), torch.device(device), chosen)
+        if chosen:
+            return _alike(Path(path), device, chosen)
         return _same(_answers(Path(path), "cpu"), _answers(Path(path), device))
     except Exception as problem:  # every model is looked at
         return {"ok": False, "error": f"{type(problem).__name__}: {problem}"[:300]}
@@ -185,6 +196,17 @@ def _near(path: Path, device: torch.device, chosen: dict[str, str]) -> dict[str,
     exact = _first(path, "cpu", {})
     here, there = (_distance(exact, _first(path, place, chosen)) for place in (str(device), "cpu"))
     return {"ok": here <= MOST_RISE[0] * there + MOST_RISE[1], "distance": here, "distance_on_cpu": there}
+
+
+def _alike(path: Path, device: str, chosen: dict[str, str]) -> dict[str, Any]:
+    """How far they are in float32 from plain products of activations that are rounded as the device's are."""
+    found, load = _first(path, device, chosen), op_tables.load
+    op_tables.load = lambda name: SameRounding(load(device))
+    try:
+        off = _distance(_first(path, "cpu", chosen), found)
+    finally:
+        op_tables.load = load
+    return {"ok": off <= ALIKE, "distance": off}
 
 
 def _first(path: Path, device: str, chosen: dict[str, str]) -> dict[int, dict[int, float]]:
