@@ -234,6 +234,7 @@ def add_sums(total, first, last, scale, minimum, row, outputs, terms, token, fil
         high = upper_part(sums)
         if scale.dtype.element_ty.primitive_bitwidth > 16:
             total = tl.dot(factors - upper_part(factors), high, total, input_precision="tf32")
+            factors = upper_part(factors)
         total = tl.dot(factors, sums - high, total, input_precision="tf32")
         total = tl.dot(factors, high, total, input_precision="tf32")
     return total
