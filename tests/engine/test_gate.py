@@ -29,7 +29,7 @@ from batchgen.engine.choose import (
     stored_format,
 )
 from batchgen.engine.decoder import Decoder, load_decoder
-from batchgen.engine.gate import WEIGHTS, Choice, Measured, Question, Texts, choose
+from batchgen.engine.gate import KV, WEIGHTS, Choice, Limits, Measured, Question, Texts, choose
 from batchgen.engine.spec import ModelError
 
 PROMPTS = [random_prompt(40, seed) for seed in range(6)]
@@ -138,6 +138,17 @@ def test_a_few_changed_answers_more_are_chance(tokens: int, share: float) -> Non
     assert broken is None or "same choice" in broken
     worse = Accuracy(tokens, 1.0, 1.0 + math.log(1.0101), 0.0, 1.0)
     assert "perplexity" in str(WEIGHTS.broken(Measured(worse, worse)))
+
+
+@pytest.mark.parametrize(("limits", "most"), [(WEIGHTS, 0.01), (KV, 0.005)], ids=["weights", "kv"])
+def test_perplexity_may_rise_by_so_much_and_no_more(limits: Limits, most: float) -> None:
+    def broken(rise: float) -> str | None:
+        measured = Accuracy(1000, 3.0, 3.0 + math.log1p(rise), 0.0, 1.0)
+        return limits.broken(Measured(measured, measured))
+
+    assert [broken(rise) for rise in (-0.5, 0.0, most - 1e-4)] == [None] * 3
+    for rise in (most + 1e-4, 0.5, math.inf, math.nan):
+        assert str(broken(rise)).endswith(f"limit {most:+.1%}")
 
 
 def test_nothing_is_loaded_where_there_is_nothing_to_try() -> None:

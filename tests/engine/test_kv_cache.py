@@ -112,7 +112,15 @@ def test_limits_and_sharing_change_no_answer(answers, family, kv_cache, settings
 
 
 @each_format
-def test_preemption_changes_no_answer(answers, kv_cache):
+def test_preemption_changes_no_answer(answers, kv_cache, monkeypatch):
+    """In one run with sharing, copies of blocks that branches begin inside, and rows of three samples."""
+    copies, real = [], kv.KVPages.copy_blocks
+
+    def copy_blocks(pages, pairs, *where):
+        copies.extend(pairs)
+        real(pages, pairs, *where)
+
+    monkeypatch.setattr(kv.KVPages, "copy_blocks", copy_blocks)
     folder, expected = answers("llama3", kv_cache)
     size = load(folder, kv_cache).model.kv_shape(kv_cache).bytes_per_token
     engine = load(folder, kv_cache, block_size=4, memory=size * 4 * 40, max_batch_tokens=64)
@@ -121,7 +129,10 @@ def test_preemption_changes_no_answer(answers, kv_cache):
     short = [Request(1000 + i, [6 + i], ended) for i in range(64)]
     found = run(engine, iter(short + requests()))
     assert {key: found[key] for key in expected} == expected
+    assert sum(isinstance(tokens[0], list) and len(tokens) == 3 for tokens in expected.values()) == 5
     assert engine.statistics.preemptions > 0
+    assert engine.statistics.cached_prompt_tokens > 100
+    assert len(copies) > 5
 
 
 @pytest.mark.parametrize("kv_cache", ["int8", "int4"])
