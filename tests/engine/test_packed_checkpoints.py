@@ -203,6 +203,7 @@ def load(folder: Path, weights: str) -> Decoder:
 def reference(folder: Path, held: Tensors) -> torch.Tensor:
     config = AutoConfig.from_pretrained(folder)
     del config.quantization_config
+    config.tie_word_embeddings = "lm_head.weight" not in held
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
     model.load_state_dict(held, strict=True)
     return model.eval()(torch.tensor([PROMPT]), use_cache=False).logits[0]
@@ -239,6 +240,23 @@ def test_models_are_dequantise_and_multiply(name: str, tmp_path: Path) -> None:
         assert isinstance(linear.packed, HELD[kept])
         assert (linear.order is not None) == ("act-order" in name)
     assert relative(prompt_logits(decoder, [PROMPT])[0], expected) < (0.3 if kept == "int4" else 0.05)
+
+
+@pytest.mark.parametrize("family", ["llama3", "smollm2"], ids=["untied", "tied"])
+@pytest.mark.parametrize("name", ["gptq v2", "awq", "compressed symmetric", "int-quantized", "float-quantized"])
+def test_a_packed_head_is_a_head(name: str, family: str, tmp_path: Path) -> None:
+    settings, pack = FORMATS[name]
+    folder = tiny_model(family, tmp_path / "model", vocab_size=320)
+    held = repack_folder(folder, settings, pack)
+    pieces, held["lm_head.weight"] = pack("lm_head", 320, 64)
+    tensors = load_file(folder / "model.safetensors") | {f"lm_head.{piece}": of for piece, of in pieces.items()}
+    kept = {name: of.contiguous() for name, of in tensors.items() if name != "lm_head.weight" or "weight" in pieces}
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    own = prompt_logits(load(folder, "native"), [PROMPT])[0]
+    torch.testing.assert_close(own, reference(folder, held), rtol=1e-3, atol=1e-3)
+    decoder = load(folder, kept_format(name))
+    assert isinstance(decoder._head.linear.packed, HELD[kept_format(name)])
+    assert decoder.rounding == {}
 
 
 def test_projections_in_different_orders_stand_side_by_side(tmp_path: Path) -> None:
