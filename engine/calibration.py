@@ -23,8 +23,8 @@ from .key_timing import BLOCK_SIZE, LAYERS, SHARING, KeyTiming, items_of
 from .kv import KVPages, KVShape
 from .machine import DTYPES, use_granted_cores
 from .models.names import dense_weights
-from .options import SEQUENCES
 from .rates import FORMATS, SIZES, Curve, Rates, built_in
+from .recorders import LARGEST_GRAPH
 from .spec import ModelSpec
 from .weights.formats import weight_format
 from .weights.load import Target, load_parts
@@ -40,7 +40,7 @@ LEAST_CALLS = 4  # the first ones of a size grow the heap, a page fault at a tim
 # By kind of device: calls between two waits for it. A run looks ahead, which hides the launches, and what recurs is
 # replayed from its RECURS-th time on, so from the second wait on it is replays that are timed.
 AT_ONCE = {"cpu": 1, "cuda": RECURS + 1}
-MOST_RECORDED = max(SEQUENCES)  # tokens of a step that decodes; larger ones hold prompts
+MOST_RECORDED = LARGEST_GRAPH  # tokens of a step
 
 
 class DisturbedError(Exception):

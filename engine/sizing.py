@@ -11,6 +11,7 @@ import torch
 from .checkpoint import ModelError
 from .machine import free_memory
 from .memory import cache_bytes
+from .recorders import LARGEST_GRAPH
 from .request import Request, Sampling
 from .runner import Runner
 from .sequence import Feed, Sequence, Step, Task
@@ -70,14 +71,14 @@ def working_bytes(runner: Runner, step: Step, meter: Meter) -> int:
 
 
 def _measured(runner: Callable[[int], Runner], num_tokens: int, num_sequences: int, block_size: int) -> int:
-    """The largest step, and what recordings of decode steps keep for themselves: one such step without its draws.
+    """The largest step, and what recordings of steps keep for themselves: the largest of these without its draws.
 
     Raises ModelError when there is not so much.
     """
-    rows = min(num_tokens, num_sequences)
-    largest, recorded = largest_step(num_tokens, rows, block_size), largest_step(rows, rows, block_size, draws=False)
+    rows, most = min(num_tokens, num_sequences), min(num_tokens, LARGEST_GRAPH)
+    largest, recorded = largest_step(num_tokens, rows, block_size), largest_step(most, most, block_size, draws=False)
     try:
-        small = runner(blocks_of(largest))
+        small = runner(max(blocks_of(largest), blocks_of(recorded)))
         meter = AllocatorMeter(small.device)
         return sum(working_bytes(small, step, meter) for step in (largest, recorded))
     except (MemoryError, torch.OutOfMemoryError):

@@ -66,21 +66,21 @@ def evaluate(model: str, text: Path, options: EvalOptions) -> list[dict[str, Any
     def load(weights: str, dtype: str) -> Decoder:
         return load_decoder(checkpoint, DTYPES[dtype], resolve_device("cpu"), ops, weights)
 
-    def seen(decoder: Decoder, kv_cache: str) -> list[Trace]:
+    def seen(decoder: Decoder, kv_cache: str, texts: list[Texts]) -> list[Trace]:
         candidate = Candidate(decoder, ops, decoder.kv_shape(kv_cache))
-        return [replace(trace(candidate, one.tokens), logits=decoder.head().logits) for one in measured_on]
+        return [replace(trace(candidate, one.tokens), logits=decoder.head().logits) for one in texts]
 
     decoder = load(REFERENCE, options.reference_dtype)
     vocabulary = min(tokenizer.size, decoder.spec.vocab_size)
     measured_on = [Texts(pieces, (0,) * len(pieces), vocabulary)]
     if options.job is not None:
         measured_on.append(_required(answered(decoder, checkpoint, tokenizer, ops, prompts), options.job))
-    references, records = seen(decoder, "auto"), []
+    references, records = seen(decoder, "auto", measured_on), []
     del decoder
     for weights, formats in _by_weights(options):
         decoder = load(weights, options.dtype)
         for kv_cache in formats:
-            found = zip(measured_on, references, seen(decoder, kv_cache), strict=True)
+            found = zip(measured_on, references, seen(decoder, kv_cache, measured_on), strict=True)
             told = options.dtype if kv_cache == "auto" else kv_cache
             format_names = {"weights": weights, "kv_cache": told, "dtype": options.dtype}
             records.append({**format_names, **_figures(*(texts.compare(*traces) for texts, *traces in found))})

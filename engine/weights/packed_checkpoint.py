@@ -141,7 +141,8 @@ class PackedReader:
         try:
             pieces = {piece: self._reader.tensor(f"{module}.{piece}") for piece in names}
             stored = self._layout.unpack(pieces, self._scheme)
-            self._tell(module, self._layout.doubt(pieces, self._scheme))
+            if not self._told:
+                self._tell(module, self._layout.doubt(pieces, self._scheme))
         except KeyError as missing:
             raise ModelError(f"{module}: its packed weight cannot be read ({missing.args[0]} is missing)") from None
         except (ValueError, RuntimeError) as error:
@@ -150,7 +151,7 @@ class PackedReader:
 
     def _tell(self, module: str, doubt: str | None) -> None:
         """Once, however many modules there are."""
-        if doubt is not None and not self._told:
+        if doubt is not None:
             self._told = True
             log.warning("%s: %s", module, doubt)
 

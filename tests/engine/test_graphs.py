@@ -16,15 +16,13 @@ from batchgen.engine import engine as engine_module
 from batchgen.engine.graphs import (
     EAGER,
     MOST,
-    CudaRecorder,
     Recorded,
     Recurrence,
-    Size,
     host_executor,
     out_of_memory,
-    padded_size,
     size_of,
 )
+from batchgen.engine.recorders import LARGEST_GRAPH, CudaRecorder, Size, padded_size
 
 
 @given(st.integers(1, 4096))
@@ -79,6 +77,16 @@ def test_every_capture_and_its_rehearsal_are_on_one_stream_of_the_recorder(monke
     assert [replay(Size(1, 1)).item() for replay in replays] == [1, 1]
     (own,) = made
     assert used == [("current", own), ("captured", own), ("current", default)] * 2
+
+
+def test_graphs_are_of_steps_that_memory_is_set_aside_for(monkeypatch):
+    """States of all tokens may be asked for in steps of prompts as well."""
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: "aside")
+    recorder = CudaRecorder()
+    assert recorder.size(Size(LARGEST_GRAPH, LARGEST_GRAPH)) == Size(LARGEST_GRAPH, LARGEST_GRAPH)
+    assert recorder.size(Size(LARGEST_GRAPH + 1, LARGEST_GRAPH + 1)) is None
+    assert recorder.size(Size(100, 4)) is None
 
 
 def test_behind_a_capture_that_failed_others_have_a_pool_of_their_own(monkeypatch):

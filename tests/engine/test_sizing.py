@@ -109,7 +109,7 @@ def test_room_is_left_for_what_recordings_of_steps_keep(monkeypatch):
     monkeypatch.setattr(sizing, "working_bytes", working)
     monkeypatch.setattr(sizing, "AllocatorMeter", lambda device: None)
     made = sizing.WORKING_BYTES["cuda"](lambda blocks: SimpleNamespace(device=CUDA), 300, 20, 16)
-    assert seen == [(300, 20, 20), (20, 20, 0)]
+    assert seen == [(300, 20, 20), (300, 300, 0)]
     assert made == 3000
 
 

@@ -128,8 +128,9 @@ def test_what_is_free_between_what_is_used_is_given_back() -> None:
         library.free(block)
     before = resident()
     give_back()
-    assert before - resident() > BLOCK * COUNT * 0.9
+    after = resident()
     library.free(kept)
+    assert before - after > BLOCK * COUNT * 0.9
 
 
 def test_a_library_that_cannot_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,4 +141,5 @@ def test_a_library_that_cannot_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None
 def resident() -> int:
     """Bytes of this process that are no file's."""
     with open("/proc/self/status", encoding="utf-8") as status:
-        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon"))
+        found = [int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon")]
+    return found[0] if found else pytest.skip("this system does not tell")

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from batchgen.engine.graphs import Replay, Size, padded_size
+from batchgen.engine.recorders import Replay, Size, padded_size
 from batchgen.kernels.attention import AttentionItems
 from batchgen.kernels.attention.reference import attention, plan_attention
 from batchgen.kernels.tables import ReferenceKernels
