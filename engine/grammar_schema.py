@@ -18,13 +18,14 @@ _VALUES = frozenset(
     {
         *("type", "enum", "const", "required", "minItems", "maxItems", "minProperties", "maxProperties"),
         *("minLength", "maxLength", "pattern", "format", "$ref"),
-        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
     }
 )
 _ONE_SCHEMA = frozenset({"items", "additionalProperties"})
 _LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
 _MAPPINGS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
-_KNOWN = _ANNOTATIONS | _VALUES | _ONE_SCHEMA | _LISTS | _MAPPINGS
+_BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
+_EXACT = 2**53  # numbers become float64, which holds whole ones up to here one by one
+_KNOWN = _ANNOTATIONS | _VALUES | _BOUNDS | _ONE_SCHEMA | _LISTS | _MAPPINGS
 _AT_THE_TOP = frozenset({"x-guidance"})
 
 
@@ -43,7 +44,29 @@ def check_schema(schema: Mapping[str, Any]) -> None:
         unknown = [key for key in part if key not in allowed]
         if unknown:
             raise ValueError(f"{_join(place, unknown[0])}: keyword is not supported")
+        _check_numbers(part, place)
         waiting += [(where, below, depth + 1) for where, below in _schemas_in(part, place)]
+
+
+def _check_numbers(part: Mapping[str, Any], place: str) -> None:
+    """Raises ValueError for numbers that would be taken for others near them."""
+    for key in part.keys() & (_BOUNDS | {"const", "enum"}):
+        for number in _numbers_in(part[key]):
+            if not abs(number) <= _EXACT:
+                raise ValueError(f"{_join(place, key)}: {number} is beyond 2^53, up to which numbers are exact")
+
+
+def _numbers_in(value: Any) -> Iterator[float]:
+    """Those in a JSON value."""
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, int | float):
+            yield part
+        elif isinstance(part, list):
+            waiting += part
+        elif isinstance(part, dict):
+            waiting += part.values()
 
 
 def _schemas_in(part: Mapping[str, Any], place: str) -> Iterator[tuple[str, Any]]:

@@ -3,14 +3,17 @@
 Plain numbers that a file can hold; how they are measured is in calibration.py, what follows from them in costs.py.
 """
 
+import math
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 from .sharing import BUILT_IN, Sharing
 from .spec import ModelSpec
 
+BASES = "measured", "built in"
 FORMATS = "native", "int8", "int4", "fp8"
 REFERENCE = 500e9  # multiplications and additions a second of a float32 product on the processor of the built-in rates
 SIZES = 1, 16, 64, 256, 512, 1024, 2048, 4096  # tokens of a step
@@ -66,6 +69,15 @@ class Curve:
     counts: tuple[int, ...]
     seconds: tuple[float, ...]
 
+    def require_sense(self) -> None:
+        """Raises ValueError unless both rise from above zero to finite numbers."""
+        if len(self.counts) != len(self.seconds) or not self.counts:
+            raise ValueError("a curve has not one time for each count")
+        for numbers, may_stay in ((self.counts, False), (self.seconds, True)):
+            steps = pairwise(numbers)
+            if not (0 < numbers[0] <= numbers[-1] < math.inf and all(a < b or (may_stay and a == b) for a, b in steps)):
+                raise ValueError("a curve does not rise between positive, finite numbers")
+
     def at(self, count: float) -> float:
         place = bisect_left(self.counts, count)
         if place == len(self.counts):
@@ -81,7 +93,7 @@ class Curve:
 class Rates:
     """Seconds of a model's parts on a device. Formats are keys; all layers of the model are in the numbers."""
 
-    basis: str  # "measured" or "built in"
+    basis: str  # one of BASES
     layers: Mapping[str, Curve]  # by weight format: everything but attention, by tokens fed
     head: Mapping[str, Curve]  # head and draw, by rows drawn
     own_pair: Mapping[str, float]  # by KV format: a query with a key that it alone reads
@@ -96,13 +108,29 @@ class Rates:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Rates":
-        """What `to_record` made. Raises KeyError or TypeError for anything else."""
+        """What `to_record` made. Raises KeyError, TypeError, AttributeError or ValueError for anything else."""
         curves = {
             part: {name: Curve(tuple(one["counts"]), tuple(one["seconds"])) for name, one in record[part].items()}
             for part in ("layers", "head")
         }
         sharing = {name: Sharing(**one) for name, one in record["sharing"].items()}
-        return cls(**{**record, **curves, "sharing": sharing})
+        made = cls(**{**record, **curves, "sharing": sharing})
+        made.require_sense()
+        return made
+
+    def require_sense(self) -> None:
+        """Raises ValueError for numbers that no measurement gives, KeyError for a format that has none."""
+        if self.basis not in BASES:
+            raise ValueError("what the rates rest on is not known")
+        for curves in (self.layers, self.head):
+            for curve in _of_all(curves, FORMATS):
+                curve.require_sense()
+        for numbers in (self.own_pair, self.shared_pair, self.kv_bytes):
+            if not all(0 < number < math.inf for number in _of_all(numbers, _KV_BYTES)):
+                raise ValueError("a rate of keys is not positive and finite")
+        costs = [cost for one in _of_all(self.sharing, _KV_BYTES) for cost in (one.key, one.read, one.result)]
+        if not all(0 <= number < math.inf for number in (self.step, self.sequence, *costs)):
+            raise ValueError("a cost is negative or not finite")
 
 
 def built_in(spec: ModelSpec, dtype: str, device: str = "cpu", operations_per_second: float = REFERENCE) -> Rates:
@@ -134,6 +162,11 @@ def built_in(spec: ModelSpec, dtype: str, device: str = "cpu", operations_per_se
         step=known.step_seconds / speed,
         sequence=SEQUENCE_SECONDS / speed,
     )
+
+
+def _of_all(found: Mapping[str, Any], names: Iterable[str]) -> list[Any]:
+    """What is found for the names, in their order. Raises KeyError for one that is not there."""
+    return [found[name] for name in names]
 
 
 def layer_weights(spec: ModelSpec) -> int:

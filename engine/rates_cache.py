@@ -4,6 +4,7 @@ Knows how entries are named and stored; loads no torch.
 """
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -36,7 +37,7 @@ def entry_name(spec: ModelSpec, dtype: str, place: Place) -> str:
 
 def load_rates(path: Path, name: str) -> Rates | None:
     """The entry, if there is one that this version reads."""
-    with suppress(KeyError, ValueError, TypeError, AttributeError):
+    with suppress(KeyError, ValueError, TypeError, AttributeError, IndexError):
         return Rates.from_record(_entries(path)[name])
     return None
 
@@ -44,13 +45,14 @@ def load_rates(path: Path, name: str) -> Rates | None:
 def known_sharing(spec: ModelSpec, dtype: str, place: Place, kv_cache: str) -> Sharing:
     """What shared keys cost there in this KV format: measured for an earlier job or this one, else built in."""
     found = load_rates(cache_file(), entry_name(spec, dtype, place))
-    return BUILT_IN[place.kind] if found is None else found.sharing.get(kv_cache, BUILT_IN[place.kind])
+    return BUILT_IN[place.kind] if found is None else found.sharing[kv_cache]
 
 
 def load_attempt(path: Path, name: str) -> float:
     """The seconds in which nothing could be measured for the entry; 0 where it was never tried."""
     with suppress(KeyError, ValueError, TypeError):
-        return float(_entries(path)[name][_ATTEMPT])
+        seconds = float(_entries(path)[name][_ATTEMPT])
+        return seconds if 0 < seconds < math.inf else 0.0
     return 0.0
 
 
@@ -75,7 +77,7 @@ def _keep(path: Path, name: str, entry: Mapping[str, object]) -> None:
 
 def _entries(path: Path) -> dict[str, Any]:
     """All that is kept; nothing where the file cannot be read or holds something else."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, RecursionError):
         kept = json.loads(path.read_text(encoding="utf-8"))
         return kept if isinstance(kept, dict) else {}
     return {}

@@ -4,6 +4,7 @@ Knows one number of the machine; nothing of models or jobs.
 """
 
 import json
+import math
 import os
 import platform
 import time
@@ -41,9 +42,9 @@ def machine_rate(path: Path) -> float:
 
 def _known_rates(path: Path) -> dict[str, float]:
     """All that is kept; nothing where the file cannot be read or holds something else."""
-    with suppress(OSError, ValueError, AttributeError):
+    with suppress(OSError, ValueError, AttributeError, RecursionError):
         kept = json.loads(path.read_text(encoding="utf-8")).items()
-        return {machine: rate for machine, rate in kept if isinstance(rate, int | float)}
+        return {machine: rate for machine, rate in kept if isinstance(rate, int | float) and 0 < rate < math.inf}
     return {}
 
 

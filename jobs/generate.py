@@ -94,6 +94,7 @@ class Generation:
             self._job, self._models, stored, lambda: [row.prompt for row in first], work, situation.shares
         )
         wanted = situation.choose(self.formats)
+        situation.require_room(wanted.settings)
         self.engine = loaded.engine(with_choices(with_formats(self._job, self.formats), wanted))
         self.situation, self.chosen = situation, as_taken(situation, wanted, self.engine.resolved)
         self.engine.prepare(self.chosen.predicted.kv_tokens)

@@ -1,5 +1,6 @@
-"""Stops the run when the tests would import the source folders under a second name (see CONTRIBUTING.md), and keeps what was
-measured on this machine for real jobs out of it.
+"""Stops the run when the tests would import the source folders under a second name (see CONTRIBUTING.md).
+
+Keeps what was measured on this machine for real jobs out of it.
 """
 
 import sys

@@ -1,5 +1,6 @@
 """The cost model: kinds of work lead to different settings, each for its reason; and what it must get right of any."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -231,6 +232,39 @@ def test_micro_runs_take_a_fiftieth_of_a_job_and_a_minute_at_most() -> None:
     hours = replace(LONG_DOCUMENT, rows=10**7)
     assert affordable_seconds(hours, RATES) == 60
     assert affordable_seconds(replace(LONG_DOCUMENT, rows=1), RATES) < 0.5
+
+
+NO_SECONDS = 0, -1e-3, math.nan, math.inf, "1", None, [], {}
+NO_COSTS = [value for value in NO_SECONDS if value != 0]
+
+
+def spoiled() -> list[tuple[tuple[str, ...], object]]:
+    """Places in the record of an entry, and what is not to be there."""
+    spoils = [((key,), {}) for key in ("layers", "head", "own_pair", "shared_pair", "kv_bytes", "sharing")]
+    spoils += [(("step",), value) for value in NO_COSTS] + [(("basis",), 7)]
+    spoils += [((key, "int8"), value) for key in ("own_pair", "kv_bytes") for value in NO_SECONDS]
+    spoils += [(("sharing", "int8", "read"), value) for value in NO_COSTS]
+    spoils += [(("layers", "int8", "seconds"), value) for value in ([], [1.0], [1.0] * 7 + [0.5], [math.nan] * 8)]
+    return [*spoils, (("head", "int8", "counts"), [1] * 8)]
+
+
+@pytest.mark.parametrize(("place", "value"), spoiled())
+def test_an_entry_that_no_measurement_gives_is_none(tmp_path, place: tuple[str, ...], value: object) -> None:
+    path, entry = tmp_path / "calibration.json", json.loads(json.dumps(RATES.to_record()))
+    inside = entry
+    for key in place[:-1]:
+        inside = inside[key]
+    path.write_text(json.dumps({"whole": entry}))
+    assert load_rates(path, "whole") == RATES
+    inside[place[-1]] = value
+    path.write_text(json.dumps({"spoiled": entry}))
+    assert load_rates(path, "spoiled") is None
+
+
+def test_a_file_of_nothing_but_brackets_holds_no_entry(tmp_path) -> None:
+    path = tmp_path / "calibration.json"
+    path.write_text("[" * 100_000)
+    assert load_rates(path, "any") is None
 
 
 HERE = Place("cpu", "a processor")

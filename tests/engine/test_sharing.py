@@ -54,7 +54,6 @@ def test_small_groups_pay_behind_long_prefixes() -> None:
 
 
 def test_an_engine_shares_by_what_was_measured_on_its_device(tmp_path, monkeypatch) -> None:
-    """Beside a format that was not measured: that one stays built in."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     model = str(tiny.tiny_model("llama3", tmp_path / "model"))
 
@@ -63,7 +62,8 @@ def test_an_engine_shares_by_what_was_measured_on_its_device(tmp_path, monkeypat
 
     assert costs() == BUILT_IN["cpu"]
     spec, measured = Engine.load(model, device="cpu", dtype="float32", memory="1MiB").model.spec, Sharing(1.0, 2.0, 3.0)
-    rates = replace(built_in(spec, "float32"), sharing={"float32": measured})
+    rates = built_in(spec, "float32")
+    rates = replace(rates, sharing={**rates.sharing, "float32": measured})
     keep_rates(cache_file(), entry_name(spec, "float32", place_of(torch.device("cpu"))), rates)
     assert costs() == measured
     assert costs(kv_cache="int8") == BUILT_IN["cpu"]

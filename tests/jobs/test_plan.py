@@ -222,7 +222,9 @@ def test_the_best_rate_of_a_machine_is_kept(tmp_path: Path, monkeypatch: pytest.
     assert rate(3e9, "broken.json") == 3e9
     assert rate(2e9, "broken.json") == 3e9
     assert rate(2e9, "broken.json/not a directory") == 2e9
-    for number, content in enumerate(["[]", "null", "3", '{"a": "b"}']):
+    for number, content in enumerate(
+        ["[]", "null", "3", '{"a": "b"}', '{"a": NaN, "b": 1e400, "c": 0}', "[" * 100_000]
+    ):
         (tmp_path / f"{number}.json").write_text(content, encoding="utf-8")
         assert rate(3e9, f"{number}.json") == 3e9
         assert rate(2e9, f"{number}.json") == 3e9
