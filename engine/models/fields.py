@@ -30,6 +30,7 @@ DENSE_FIELDS = ROPE_FIELDS | {
 }
 
 # Fields that do not change what a forward pass computes.
+MOST_CONTEXT = 2**24  # tokens: more than any published model has
 HARMLESS_FIELDS = frozenset(
     """
     _name_or_path name_or_path architectures auto_map transformers_version transformers_weights torch_dtype dtype
@@ -94,7 +95,7 @@ def dense_fields(config: Config) -> dict[str, Any]:
     kv_heads = positive(config, "num_key_value_heads", heads)
     _check_heads(config, heads, kv_heads, head_dim)
     _check_activation(config)
-    context = positive(config, "max_position_embeddings")
+    context = _context(config)
     return {
         "model_type": config["model_type"],
         "vocab_size": positive(config, "vocab_size"),
@@ -109,6 +110,14 @@ def dense_fields(config: Config) -> dict[str, Any]:
         "rope": rope_spec(config, head_dim, context),
         "tied": flag(config, "tie_word_embeddings"),
     }
+
+
+def _context(config: Config) -> int:
+    """Tokens of a row; tables of angles are made for so many."""
+    context = positive(config, "max_position_embeddings")
+    if context > MOST_CONTEXT:
+        raise ModelError(f"config field max_position_embeddings: {context}, beyond {MOST_CONTEXT}; the file is damaged")
+    return context
 
 
 def _check_heads(config: Config, heads: int, kv_heads: int, head_dim: int) -> None:

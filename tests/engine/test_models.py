@@ -132,6 +132,7 @@ BASE = {"model_type": "llama", **SIZES, "num_attention_heads": 4, "max_position_
         ({"hidden_act": "gelu"}, "'gelu'"),
         ({"num_key_value_heads": 3}, "num_key_value_heads"),
         ({"head_dim": 15}, "head_dim"),
+        ({"max_position_embeddings": 2**40}, "max_position_embeddings: 1099511627776, beyond"),
         ({"hidden_size": 66}, "head_dim"),
         ({"hidden_size": "64"}, "hidden_size"),
         ({"vocab_size": None}, "vocab_size"),

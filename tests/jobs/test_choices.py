@@ -120,6 +120,14 @@ def test_plan_refuses_memory_that_holds_no_block(tmp_path: Path) -> None:
         list(plan_job(job, FakeModels()))
 
 
+def test_a_run_refuses_it_alike(tmp_path: Path) -> None:
+    write_rows(tmp_path, 8)
+    model = tiny.tiny_model("llama3", tmp_path / "model")
+    job = make_job(tmp_path, prompt__on_null="empty", model__path=str(model), engine__memory="1KiB")
+    with pytest.raises(UsageError, match=r"engine\.memory: 1KiB holds no KV block of \d+ bytes; raise it"):
+        run(job)
+
+
 class _Small(Models):
     def spec(self, job: Job):
         return SPEC
