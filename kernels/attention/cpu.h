@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "../kv_format/cpu.h"
+#include "../native/exponential.h"
 
 namespace batchgen {
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "../native/sideways.h"
 #include "cpu_narrow.h"
 #include "cpu_narrow_walk.h"
 #include "cpu_narrow_ways.h"

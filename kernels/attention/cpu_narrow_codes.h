@@ -2,6 +2,7 @@
 // whole numbers that lose nothing. Queries and probabilities become 15 bits; those of queries lie in two parts.
 #pragma once
 
+#include "../native/sideways.h"
 #include "../native/simd.h"
 #include "cpu_narrow.h"
 #include "cpu_narrow_chunks.h"

@@ -1,6 +1,7 @@
 // Products of keys, or of values, with lanes: numbers as they lie in the rows, float32 or pairs of bfloat16.
 #pragma once
 
+#include "../native/sideways.h"
 #include "../native/simd.h"
 #include "cpu_narrow.h"
 #include "cpu_narrow_chunks.h"

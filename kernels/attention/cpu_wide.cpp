@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "../native/sideways.h"
 #include "cpu_wide.h"
 #include "cpu_wide_codes.h"
 #include "cpu_wide_numbers.h"

@@ -2,6 +2,7 @@
 // rounded to 8 bits as well.
 #pragma once
 
+#include "../native/sideways.h"
 #include "cpu_wide.h"
 
 #if defined(__AVX512VNNI__)

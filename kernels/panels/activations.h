@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "../native/hadamard.h"
+#include "../native/sideways.h"
 #include "weight.h"
 
 namespace batchgen {

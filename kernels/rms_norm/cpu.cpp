@@ -3,6 +3,7 @@
 
 #include "../native/export.h"
 #include "../native/parallel.h"
+#include "../native/sideways.h"
 #include "../native/simd.h"
 
 namespace batchgen {

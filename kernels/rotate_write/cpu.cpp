@@ -7,6 +7,7 @@
 #include "../kv_format/cpu.h"
 #include "../native/export.h"
 #include "../native/parallel.h"
+#include "../native/sideways.h"
 #include "turn.h"
 
 namespace batchgen {

@@ -1,6 +1,7 @@
 // Arg-max and Gumbel draws over the vocabulary, and the check for numbers; see the contract.
 #include "../native/export.h"
 #include "../native/parallel.h"
+#include "../native/sideways.h"
 #include "cpu.h"
 
 namespace batchgen {

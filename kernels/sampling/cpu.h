@@ -1,6 +1,7 @@
 // What draws share: the noise of vocabulary entries, reading a row, the best of what was offered; see the contract.
 #pragma once
 
+#include "../native/exponential.h"
 #include "../native/simd.h"
 
 namespace batchgen {

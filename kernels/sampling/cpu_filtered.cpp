@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "../native/scratch.h"
+#include "../native/sideways.h"
 #include "cpu.h"
 
 namespace batchgen {

@@ -8,6 +8,7 @@
 #include "../native/export.h"
 #include "../native/parallel.h"
 #include "../native/scratch.h"
+#include "../native/sideways.h"
 #include "cpu.h"
 
 namespace batchgen {

@@ -1,4 +1,5 @@
 // The gated activation; see the contract.
+#include "../native/exponential.h"
 #include "../native/export.h"
 #include "../native/parallel.h"
 #include "../native/simd.h"
