@@ -266,4 +266,4 @@ def test_a_small_weight_is_read_from_another_copy_each_time():
 def test_heads_are_tuned_as_they_are_held(monkeypatch):
     keys = asked(("int4", "fp8"), monkeypatch)
     assert [key.codes for key in keys if key.outputs == 300] == ["int8"]
-    assert {key.table for key in keys if key.codes == "int4"} == {"short", "short sums"}  # of so few inputs
+    assert {key.table for key in keys if key.codes == "int4"} == {"mixed", "mixed sums"}
