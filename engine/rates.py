@@ -26,7 +26,7 @@ _KV_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.06, "int8
 class Device:
     """What is known of a kind of device before anything is measured. Operations and bytes are those of a second.
 
-    `widening`: what reading narrow keys takes beside those of 16 bits.
+    `widening`: what reading narrow keys takes beside those of 16 bits, `shared_widening` keys that many read together.
     """
 
     operations: Mapping[str, float]  # by weight format, in full steps
@@ -37,6 +37,7 @@ class Device:
     own_pairs: float  # operations of queries with keys of their own
     shared_pairs: float
     widening: Mapping[str, float]
+    shared_widening: Mapping[str, float]
 
 
 CPU = Device(  # two cores with AVX-512 BF16 and VNNI
@@ -48,6 +49,7 @@ CPU = Device(  # two cores with AVX-512 BF16 and VNNI
     own_pairs=120e9,
     shared_pairs=650e9,
     widening={"fp8": 1.1, "int8": 0.6, "int4": 1.1},
+    shared_widening={"int8": 0.82},
 )
 CUDA = Device(  # one H200
     operations={"float32": 50e12, "native": 600e12, "int8": 500e12, "int4": 500e12, "fp8": 900e12},
@@ -58,6 +60,7 @@ CUDA = Device(  # one H200
     own_pairs=200e12,
     shared_pairs=400e12,
     widening={},
+    shared_widening={},
 )
 DEVICES = {"cpu": CPU, "cuda": CUDA}
 
@@ -156,7 +159,7 @@ def built_in(spec: ModelSpec, dtype: str, device: str = "cpu", operations_per_se
             name: max(pair / known.own_pairs * known.widening.get(name, 1.0), numbers * width / bandwidth)
             for name, width in _KV_BYTES.items()
         },
-        shared_pair=dict.fromkeys(_KV_BYTES, pair / known.shared_pairs),
+        shared_pair={name: pair / known.shared_pairs * known.shared_widening.get(name, 1.0) for name in _KV_BYTES},
         kv_bytes={name: round(numbers * width) for name, width in _KV_BYTES.items()},
         sharing=dict.fromkeys(_KV_BYTES, BUILT_IN[device]),
         step=known.step_seconds / speed,

@@ -56,16 +56,16 @@ def test_a_long_prefix_is_read_once_for_all_rows_that_share_it() -> None:
     found = chosen(LONG_PREFIX)
     assert found.settings.sharing
     assert seconds(found, "sharing")[False] > 1.2 * seconds(found, "sharing")[True]
-    assert found.settings.kv_cache == "bfloat16"  # it fits: the prefix is held once
+    assert found.settings.kv_cache == "int8"  # whose codes are multiplied as they lie
 
 
 def test_long_documents_with_short_answers_are_all_prompt() -> None:
-    """Neither the number of answers at once nor the KV format moves the time by a percent; weights do."""
+    """The number of answers at once does not move the time by a percent; weights and formats of keys do."""
     found = chosen(LONG_DOCUMENT)
     times = seconds(found, "max_sequences").values()
     assert max(times) < 1.01 * min(times)
     assert found.settings.max_sequences == min(SEQUENCES)
-    assert found.settings.kv_cache == "bfloat16"
+    assert found.settings.kv_cache == "int8"
     assert not found.settings.sharing
     assert seconds(found, "weights")["native"] > 1.1 * seconds(found, "weights")["int8"]
 
@@ -128,8 +128,8 @@ def test_the_first_rows_of_each_kind_lead_to_settings_of_its_own() -> None:
     assert not found["short classification"].speculation
     assert found["long shared prefix"].sharing > found["long document, short answer"].sharing
     narrow = {name for name, settings in found.items() if settings.kv_cache != "bfloat16"}
-    assert "short prompt, long answer" in narrow
-    assert not narrow & {"short classification", "long shared prefix", "long document, short answer"}
+    assert narrow >= {"short prompt, long answer", "long shared prefix", "long document, short answer"}
+    assert "short classification" not in narrow
     assert found["long document, short answer"].max_sequences < found["eight samples"].max_sequences
 
 
