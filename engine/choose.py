@@ -24,7 +24,7 @@ from .request import Request, Sampling
 from .tokenizer import load_tokenizer
 from .weights.formats import QUANTISED
 
-GAIN = 0.95  # a format must take less than this share of the job's time to be worth a trial
+GAIN = 0.97  # a format must take less than this share of the job's time to be worth a trial
 KEPT = 0.95  # a format that keeps the checkpoint's codes counts as this much faster: nothing is rounded for it
 MEMORY_SHARE = 0.8  # of what is free that the unquantised weights may take
 MOST_ROWS, MOST_TOKENS = 32, 1536  # of prompts that are measured on, shared tokens counted once

@@ -123,7 +123,7 @@ def _weights(search: _Search, settings: Settings) -> Choice:
 def _kv_cache(search: _Search, settings: Settings) -> Choice:
     names = search.asked.formats.get("kv_cache", (settings.kv_cache,))
     return search.among(
-        "kv_cache", names, lambda name: replace(settings, kv_cache=name), 1 / 0.95, "worth 5 %; the gate decides"
+        "kv_cache", names, lambda name: replace(settings, kv_cache=name), 1 / 0.97, "worth 3 %; the gate decides"
     )
 
 
