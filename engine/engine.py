@@ -106,7 +106,6 @@ class Engine:
         ends = frozenset(token for token in checkpoint.eos_ids | tokenizer.eos_ids if token < vocabulary)
         self.grammars = Grammars(tokenizer, ends)
         sampler = Sampler(ops, vocabulary, self.grammars, link_to(device))
-
         sharing = known_sharing(model.spec, self.resolved["dtype"], place_of(device), shape.format.name)
 
         def runner(num_blocks: int, executor: Executor = EAGER) -> Runner:
